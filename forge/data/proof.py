@@ -14,7 +14,7 @@ from typing import Any
 from forge import messages
 from forge.data import loaders
 from forge.state import rng
-from forge.state.registry import asked
+from forge.state.adapters import asked
 from forge.state.variables import fingerprint
 
 

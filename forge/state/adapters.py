@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from forge.errors import ConfigError
 from forge.state import generators
 
 
@@ -87,3 +89,34 @@ def stateful(one: Any) -> Any:
     if type(one).__name__ == "Accelerator" and hasattr(one, "gradient_state"):
         return _AcceleratorState(one)
     return one
+
+
+def asked(name: str, one: Any) -> Any:
+    """The state of an object, read for the first time.
+
+    Raises:
+        ConfigError: If it raises; at the stop, an error would lose all progress.
+    """
+    try:
+        return one.state_dict()
+    except Exception as error:  # from the user's own method
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raise ConfigError(
+            [
+                f"{name}: {class_name(one)}.state_dict() raised {type(error).__name__}: {error}"
+                f" ({place.filename}:{place.lineno}). No checkpoint could be saved. Correct the"
+                f" method; or, if the {class_name(one)} wraps another object, give that object to"
+                " forge.Run instead."
+            ],
+            "The state to save",
+        ) from error
+
+
+def class_name(one: object) -> str:
+    """The class of an object with its module, as checkpoints name it."""
+    return of_main(f"{type(one).__module__}.{type(one).__qualname__}")
+
+
+def of_main(name: str) -> str:
+    """The script is `__main__` in its first process, and `__mp_main__` in a job of a sweep."""
+    return f"__main__.{name[12:]}" if name.startswith("__mp_main__.") else name

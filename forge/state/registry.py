@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
@@ -13,7 +12,7 @@ from forge import messages
 from forge.checkpoint import Store
 from forge.checkpoint.format import shards, tensor_encoding
 from forge.checkpoint.format.shards import Like
-from forge.errors import ConfigError, StateMismatch
+from forge.errors import StateMismatch
 from forge.state import (
     adapters,
     buffers,
@@ -126,7 +125,7 @@ class StateRegistry:
         built = self._built or now
         structure.check(built, now)
         return {
-            "kinds": {name: _kind(one) for name, one in self.objects.items()},
+            "kinds": {name: adapters.class_name(one) for name, one in self.objects.items()},
             "states": states,
             "order": now.order,
             "tied": now.tied,
@@ -145,7 +144,7 @@ class StateRegistry:
         Raises:
             ConfigError: If an object raises; names it.
         """
-        return {name: asked(name, one) for name, one in self.objects.items()}
+        return {name: adapters.asked(name, one) for name, one in self.objects.items()}
 
     def check_savable(self, states: dict[str, Any] | None = None) -> None:
         """Warn of what a captured state can lack; from now on objects must stay as built.
@@ -265,7 +264,9 @@ class StateRegistry:
             else:
                 one.load_state_dict(state)
         except Exception as error:  # the object can be the user's own
-            raise StateMismatch(f"{name}: {_kind(one)}.load_state_dict failed: {error}") from error
+            raise StateMismatch(
+                f"{name}: {adapters.class_name(one)}.load_state_dict failed: {error}"
+            ) from error
 
     def _known(self, saved: dict[str, Any]) -> dict[int, torch.Tensor]:
         """Leaves of modules and their live tensors, which an optimizer can refer to as well."""
@@ -323,15 +324,15 @@ class StateRegistry:
     def _object_differences(self, name: str, one: Stateful, saved: dict[str, Any]) -> Iterator[str]:
         state = saved["states"][name]
         adapters.check(one, state)
-        kind = _of_main(saved["kinds"].get(name, _kind(one)))
+        kind = adapters.of_main(saved["kinds"].get(name, adapters.class_name(one)))
         if isinstance(one, torch.nn.Module):
             own = module_state.own_ways(one)
             _, made = self._buffers_of(name, one, saved)
             live = {key: leaf for key, leaf in one.state_dict().items() if key not in made}
             rest = {key: leaf for key, leaf in state.items() if key not in made}
             yield from module_state.differences(name, live, rest, own)
-        elif kind != _kind(one):
-            yield f"{name}: expected a {_kind(one)}, found the state of a {kind}"
+        elif kind != adapters.class_name(one):
+            yield f"{name}: expected a {adapters.class_name(one)}, found the state of a {kind}"
         elif isinstance(one, torch.optim.Optimizer):
             order = saved.get("order", {}).get(name, [])  # absent for `init_from`
             is_in_order = True
@@ -354,27 +355,6 @@ class StateRegistry:
                 yield from module_state.differences(name, one.state_dict(), saved["states"][name])
 
 
-def asked(name: str, one: Any) -> Any:
-    """The state of an object, read for the first time.
-
-    Raises:
-        ConfigError: If it raises; at the stop, an error would lose all progress.
-    """
-    try:
-        return one.state_dict()
-    except Exception as error:  # from the user's own method
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        raise ConfigError(
-            [
-                f"{name}: {_kind(one)}.state_dict() raised {type(error).__name__}: {error}"
-                f" ({place.filename}:{place.lineno}). No checkpoint could be saved. Correct the"
-                f" method; or, if the {_kind(one)} wraps another object, give that object to"
-                " forge.Run instead."
-            ],
-            "The state to save",
-        ) from error
-
-
 def refuse(differences: Iterable[str]) -> None:
     """Raise if there are any differences.
 
@@ -390,12 +370,3 @@ def refuse(differences: Iterable[str]) -> None:
             + "".join(f"\n  - {line}" for line in lines)
             + "\nBuild them as they were at that save, or start in a new directory."
         )
-
-
-def _kind(one: object) -> str:
-    return _of_main(f"{type(one).__module__}.{type(one).__qualname__}")
-
-
-def _of_main(kind: str) -> str:
-    """The script is `__main__` in its first process, and `__mp_main__` in a job of a sweep."""
-    return f"__main__.{kind[12:]}" if kind.startswith("__mp_main__.") else kind

@@ -12,8 +12,7 @@ from forge.checkpoint.format import tensor_encoding
 from forge.compat import of_torch
 
 _SMALL = 1 << 16
-"""Largest buffer that is compared, in bytes: counters and averages. Larger ones are mostly"
-" caches."""
+"""Largest buffer that is compared, in bytes; larger ones are mostly caches."""
 
 _SHOWN = 8
 """Number of names that one message lists."""

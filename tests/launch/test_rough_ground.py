@@ -148,7 +148,7 @@ def test_a_directory_of_other_overrides_or_another_script_is_refused(plain):
     plain.sweep_dir = plain.folder / "second"
     other = plain.run("hydra.sweep.subdir=../shared/${hydra.job.num}", "+mode=b")
     assert other.returncode == 78
-    assert "a job with other overrides was started (+mode=a)" in other.stdout
+    assert "already has a job with other overrides (+mode=a)" in other.stdout
     plain.sweep_dir = plain.folder / "sweep"
     (plain.folder / "train.py").rename(plain.folder / "eval.py")
     command = [one.replace("train.py", "eval.py") for one in plain.command("+mode=a")]
