@@ -66,6 +66,8 @@ class Supervisor:
     """Watches the task's progress; None without hang detection."""
     _is_blind: bool = False
     """Whether an error of the hang detection was printed."""
+    _is_killed: bool = False
+    """Whether the task was sent SIGKILL."""
     _deadline: float | None = None
     _is_announced: bool = False
     """Whether the signal before the time limit has started the deadline."""
@@ -246,10 +248,10 @@ class Supervisor:
         self._kill(f"the task has not exited {self.timeout_s + self.margin_s:g} s after a signal")
 
     def _kill(self, why: str) -> None:
-        with contextlib.suppress(OSError):  # a full disk does not prevent the kill
-            os.write(
-                self.output,
-                f"forge: {why} and is killed. The stacks of all its threads:\n".encode(),
-            )
-        stacks.show_all([self._task], self._reader)
+        if not self._is_killed:  # else it has not ended yet, or has left processes
+            self._is_killed = True
+            text = f"forge: {why} and is killed. The stacks of all its threads:\n"
+            with contextlib.suppress(OSError):  # a full disk does not prevent the kill
+                os.write(self.output, text.encode())
+            stacks.show_all([self._task], self._reader)
         processes.kill_descendants()

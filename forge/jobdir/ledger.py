@@ -316,8 +316,16 @@ def read(job_dir: Path | str) -> History:
     Args:
         job_dir: The job's output directory.
     Returns:
-        The job's attempts, and the metrics of its Runs.
+        The job's attempts, and the metrics of its Runs; both are empty before its first start.
+    Raises:
+        FileNotFoundError: If it is not a job's directory.
     """
+    if not forge_dir(job_dir).is_dir():
+        raise FileNotFoundError(
+            f"{os.path.abspath(job_dir)}: expected the directory of a job, found no"
+            " `.forge` in it. A job of a sweep has its own directory below the sweep's; without"
+            " Hydra, a job's directory is `checkpoint.dir`."
+        )
     history = History([], {})
     for share in _shares(job_dir):
         events = _events(job_dir, share.number)

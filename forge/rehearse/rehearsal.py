@@ -6,6 +6,7 @@ signal (`strikes`); apart from these every start has the same command and enviro
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import signal
@@ -261,7 +262,8 @@ def _ends(history: ledger.History) -> dict[str, dict[str, Any]]:
 
 
 def _collect(run: Run) -> None:
-    run.history = ledger.read(run.directory)
+    with contextlib.suppress(FileNotFoundError):  # no forge.Run was entered
+        run.history = ledger.read(run.directory)
     found = {path.parent.parent for path in run.directory.rglob(manifest.NAME)}
     for path in sorted(found):
         try:

@@ -37,7 +37,8 @@ def _stops(interrupted: list[Run], events: list[dict[str, Any]]) -> Iterator[str
     if stops:
         repeated = sum(max(0, steps) for steps in stops)
         runs = "1 run that was" if len(stops) == 1 else f"{len(stops)} runs that were"
-        yield f"{repeated} steps were repeated in {runs} stopped by a signal and could save"
+        steps = "1 step was" if repeated == 1 else f"{repeated} steps were"
+        yield f"{steps} repeated in {runs} stopped by a signal and could save"
     if longest is not None and warning_s is not None:
         fits = "fits into" if longest <= warning_s else "does not fit into"
         yield (

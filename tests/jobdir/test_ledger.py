@@ -193,5 +193,12 @@ def test_a_number_that_another_attempt_took_is_skipped(attempt, tmp_path, monkey
 
 def test_a_job_without_a_ledger_has_an_empty_history(tmp_path):
     """Asked about before its first start."""
+    (tmp_path / ".forge").mkdir()
     assert ledger.read(tmp_path).attempts == []
     assert ledger.read_progress(tmp_path) is None
+
+
+def test_a_directory_of_no_job_is_an_error_that_names_it(tmp_path):
+    """An empty history would look like a job that logged nothing."""
+    with pytest.raises(FileNotFoundError, match=rf"{tmp_path / 'typo'}: expected the directory of"):
+        ledger.read(tmp_path / "typo")

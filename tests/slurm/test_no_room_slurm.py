@@ -34,7 +34,7 @@ def test_a_job_without_room_for_its_checkpoint_waits_in_the_queue_and_resumes(cl
         sweep.wait_for(lambda: "waiting: BeginTime" in sweep.output, "a pause in the queue")
         (app.gates / "full").unlink()
         assert sweep.wait() == 0, sweep.output
-        assert "restart 1 at step 13 of 30 (43%): the disk is full" in sweep.output
+        assert "restart 1 after step 13 of 30 (43%): the disk is full" in sweep.output
         assert ledger.read(job.directory).attempts[1].start_step == 10
         assert (job.restarts, job.counts["failures"]) == (1, 1)
         why = [one for one in job.told if one["kind"] == "end"]

@@ -196,7 +196,7 @@ class SweptJob:
 
     @property
     def attempts(self) -> int:
-        return len(ledger.read(self.directory).attempts)
+        return ledger.last_attempt(self.directory)
 
     def wait_for_step(self, step: int) -> None:
         until(lambda: self.step >= step, f"step {step} of {self.directory}")

@@ -32,17 +32,17 @@ def news(view: JobView, last: JobView | None) -> str:
         place = f" ({escape(str(view.directory))})" if view.state is State.failed else ""
         return f"{view.state.value}{_at(view)}{remark}{place}"
     if last is not None and view.restarts > last.restarts:
-        return f"restart {view.restarts}{_at(view)}{remark}"
+        return f"restart {view.restarts}{_at(view, 'after')}{remark}"
     if view.hang and (last is None or view.hang != last.hang):
         return escape(f"{view.hang} ({view.directory})")
     is_start = was is State.queued and view.state in ACTIVE and (last is None or not view.restarts)
     return f"started {escape(view.overrides)}" if is_start else ""
 
 
-def _at(view: JobView) -> str:
+def _at(view: JobView, word: str = "at") -> str:
     """The progress as ` at step 3 of 10 (30%)`; empty before training began."""
     share = f" of {view.steps} ({(view.step or 0) / view.steps:.0%})" if view.steps else ""
-    return "" if view.step is None else f" at step {view.step}{share}"
+    return "" if view.step is None else f" {word} step {view.step}{share}"
 
 
 def clock(seconds: float | None) -> str:

@@ -154,7 +154,9 @@ class NanPolicy:
         streak = f"bad step {count} of {self._config.max_consecutive} in a row"
         action = self._config.action
         if action is _ACTION.warn:
-            return True, f"{what}; the update was applied (`resilience.nan.action=warn`)"
+            text = f"{what}; the update was applied (`resilience.nan.action=warn`)"
+            is_told = self.total & (self.total - 1) != 0  # all steps are bad after NaN weights
+            return True, "" if is_told else f"{text}; bad steps so far: {self.total}"
         if action is _ACTION.halt:
             self.wants = Halt(f"{what}; `resilience.nan.action=halt`")
             return False, ""

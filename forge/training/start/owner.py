@@ -132,10 +132,12 @@ class Owner:
         if is_change_wanted:
             return _id(known.identity, known.built) == mine.id
         if self._changed:
+            is_same = Path(known.job_dir) == self._path.parent
+            started_in = "" if is_same else f" (started in {known.job_dir})"
             raise ConfigError(
                 [
-                    f"{self._path.parent} has the checkpoints of another job (started in"
-                    f" {known.job_dir}). Differences:{identity.listed(self._changed, 6)}\n    To"
+                    f"{self._path.parent} has the checkpoints of another job{started_in}."
+                    f" Differences:{identity.listed(self._changed, 6)}\n    To"
                     f" resume that job with this config:\n      {_taking_command(self._job)}\n   "
                     " To train both, give each its own directory (`resilience.checkpoint.dir`)."
                     + (_BY_CONFIG if mine.words is not None else "")

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import pytest
 import torch
@@ -37,10 +38,12 @@ def is_finite(job):
 
 
 def test_a_job_that_warns_goes_on_with_the_update(tmp_path):
-    """Somebody asked to see the NaN take its course."""
+    """Somebody asked to see the NaN take its course; a line a step would fill the disk."""
     job = nan_job(tmp_path, "warn", 5)
     assert job.run() == 0
     assert "Step 5: NaN or Inf: the loss is nan; the update was applied" in job.output
+    told = re.findall(r"Step (\d+): NaN or Inf: .*; bad steps so far: (\d+)\n", job.output)
+    assert told == [("5", "1"), ("6", "2"), ("8", "4"), ("12", "8")]
     assert not is_finite(job)
 
 
