@@ -158,7 +158,7 @@ class ForgeError(Exception):
 
     @property
     def reason(self) -> Reason:
-        """Why the job ended, as forge records it if this error ends the job."""
+        """The reason that forge records if this error ends the job."""
         return Reason.of_code(self.exit_code)
 
 

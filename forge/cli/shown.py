@@ -25,7 +25,7 @@ _TITLE, _PATH, _KIND = 12, 40, 25
 _SIZE = WIDTH - _PATH - _KIND - 2
 _CHECKED = {
     "full": "intact: all checksums match",
-    "size": "sizes match; checksums were not checked (--verify size)",
+    "size": "sizes match (`--verify size` does not check the checksums)",
     "none": "not checked (--verify none)",
 }
 _OBJECTS = "live.states."

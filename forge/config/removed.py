@@ -77,8 +77,8 @@ REMOVED: dict[str, Removed] = {
     "requeue.no_progress_limit": _renamed("max_no_progress", "requeue"),
     "checkpoint.when_busy": _renamed("on_pending_save", "checkpoint"),
     "requeue.max_unfair": Removed(
-        "The limit is always 10 attempts in a row that the cluster ended before they could save."
-        " Leave the key out."
+        "The limit is fixed now: a job ends after the cluster has ended 10 attempts in a row before"
+        " they saved. Remove the key."
     ),
 }
 """Dotted key or group, without the leading `resilience.` -> what happened to it; `*` is any name.

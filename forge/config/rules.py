@@ -124,8 +124,8 @@ def _signal_problems(p: Policy, time_limit_s: float | None, limit_key: str) -> l
         )
     if math.inf > timeout_s >= warning_s > 0:
         found.append(
-            f"`resilience.shutdown.timeout_s={timeout_s:g}`: is not below {lead}, so the job would"
-            " reach its time limit and be killed before its forced exit. Raise"
+            f"`resilience.shutdown.timeout_s={timeout_s:g}`: is not below {lead}, so Slurm would"
+            " kill the job at its time limit before forge can end it. Raise"
             " `resilience.signal.warning_s`, or set `resilience.shutdown.timeout_s` to at most"
             f" {warning_s * STOP_SHARE:g}."
         )

@@ -174,7 +174,7 @@ class HangWatch:
             " shows the stacks of all threads.\n"
         )
         for pid, python in found.items():
-            python = python or "no Python stacks: the process has no handler, or did not react\n"
+            python = python or "no Python stacks: the process did not answer in time\n"
             text += f"\n== process {pid}: {processes.command(pid)[:200]}\n{python}"
             text += f"In the kernel:\n{stacks.in_kernel(pid)}"
         folder = self._forge.parent / query.folder

@@ -49,7 +49,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAMES",
         type=_of(signals_of, f"expected some of {names}, with commas between them"),
         default=SIGNALS,
-        help=f"signals to choose from: {names} (default: TERM,USR1,KILL)",
+        help=f"the signals that interrupted runs get, drawn by the seed from this list; possible"
+        f" are {names} (default: TERM,USR1,KILL)",
     )
     parser.add_argument(
         "--within",

@@ -341,9 +341,9 @@ class StateRegistry:
             ):
                 is_in_order = False
                 yield (
-                    f"{name}.{place}: expected the state of {was}, found that of {found}."
-                    " Parameters must come in the same order at every start: sort those that"
-                    " come out of a set"
+                    f"{name}.{place}: the object has {was} in this place, the checkpoint {found}."
+                    " Parameters must have the same order at every start: if they are collected in"
+                    " a Python set, sort them"
                 )
             if is_in_order:
                 yield from optimizer_state.differences(name, one, state)

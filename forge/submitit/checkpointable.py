@@ -62,17 +62,17 @@ _ENDED = ("stopped", "given up", "failed")
 class Checkpointable:
     """A task that survives time limits and preemptions under plain submitit.
 
-    `policy` is checked here, before anything is submitted. The task builds its own `forge.Run` with
-    the same policy; relative checkpoint directories are inside the job's `directory`. As usual,
-    `job.result()` returns the task's value, and an exception of the task fails the job. If the job
-    is not restarted (it was cancelled, or a limit of `requeue` is reached), `job.result()` raises
-    an error with the reason.
+    `policy` is checked here, before anything is submitted. Your function opens `forge.Run` itself,
+    with the same policy; relative checkpoint directories are inside the job's `directory`. As
+    usual, `job.result()` returns the task's value, and an exception of the task fails the job. If
+    the job is not restarted (it was cancelled, or a limit of `requeue` is reached), `job.result()`
+    raises an error with the reason.
 
-    A job stops at the next step boundary, and ends with the same bits as a job that was not
-    interrupted. If the main thread does not reach a boundary (a hanging collective, a loop without
-    `run.steps`), it cannot save: shortly before `shutdown.timeout_s` has passed, the job is
-    requeued, and resumes from its last good checkpoint; this counts as a failure. Without a
-    checkpoint the job fails.
+    A job stops at the next step boundary, and its result has the same bits as that of a job that
+    was not interrupted. If the main thread does not reach a boundary (a hanging collective, a loop
+    without `run.steps`), it cannot save: it is requeued shortly before `shutdown.timeout_s` has
+    passed since the signal, and resumes from its last good checkpoint; this counts as a failure.
+    Without a checkpoint the job fails.
 
     A job can have several tasks, the ranks of one training: each calls `task`, with torchrun's
     variables in its environment, and rank 0 decides whether the job is restarted.
@@ -82,7 +82,8 @@ class Checkpointable:
         policy: `cfg.resilience`, a mapping, a `forge.Policy`, or None for the defaults.
         directory: The job's directory; `%j` is replaced by the job id (`<array>_<task>` in arrays).
             By default `<job>_forge_<id of this object>` in submitit's folder. A later submission
-            with the same directory resumes from its checkpoints; its count of requeues begins at 0.
+            with the same directory resumes from its checkpoints, and can be requeued as often as a
+            new job.
     Raises:
         ConfigError: For a policy that cannot work.
     """
@@ -125,10 +126,11 @@ class Checkpointable:
         return (attempt.follow if backend.rank else attempt.run)(self.task, args, kwargs)
 
     def checkpoint(self, *args: Any, **kwargs: Any) -> Any:
-        """Called by submitit when it requeues the job, not by you. Saves if possible.
+        """Called by submitit when it requeues the job, not by you.
 
-        If a `forge.Run` is open and is between two loops, it saves. Inside a loop it cannot save
-        here: the job resumes from its last checkpoint, which is named in the log.
+        A stop in a loop saves at the next step boundary, before submitit calls this. Otherwise: if
+        a `forge.Run` is open and one of its loops has ended, this call saves. Inside a loop it
+        cannot save, and the job resumes from its last checkpoint, which is named in the log.
 
         Args:
             args: The positional arguments of the task.

@@ -63,10 +63,11 @@ class Run:
             `torch.Generator`. The random states of python, numpy, torch and every CUDA device
             are always saved.
     Raises:
-        Exit: If the training cannot start, with an exit code (`forge.ExitCode`). In the call: 78
-            if the policy or the name is invalid. At `with`: 78 inside another Run, or if this
-            process has already finished the training in the directory; 73 if a running job owns
-            the directory; 69 if a health check fails; 74 if no checkpoint is usable.
+        Exit: If the training cannot start, with an exit code (`forge.ExitCode`). The call raises it
+            with 78 if the policy or the name is invalid. Entering the block raises it with 78
+            inside another Run, or if this process has already finished the training in the
+            directory; with 73 if a running job owns the directory; with 69 if a health check
+            fails; with 74 if no checkpoint is usable.
         StateMismatch: When the block is entered, if the checkpoint does not fit the objects.
     """
 
@@ -182,9 +183,9 @@ class Run:
         """Yield `(step, batch)`, or `step` without a loader, from the saved step up to `n`.
 
         New epochs of the loader begin automatically. A second call continues to count where the
-        first ended, with its own loader and a larger `n`. Code between two calls runs again each
-        time the job resumes, so put evaluations into `run.every`. A stop raises `Exit` between two
-        steps; your `finally` blocks run.
+        first ended: it needs a larger `n`, and its loader can be another one. Code between two
+        calls runs again each time the job resumes, so put evaluations into `run.every`. A stop
+        raises `Exit` between two steps; your `finally` blocks run.
 
         Args:
             n: Total number of steps, including those already done. None: until `break` or
@@ -196,7 +197,7 @@ class Run:
             An iterator that ends after step `n - 1`.
         Raises:
             ForgeError: Outside `with forge.Run(...) as run:`, inside a step of another loop, or if
-                a second loop has no steps left to do.
+                the `n` of a later loop is not larger than that of the loop before.
         """
         if not self._is_inside:
             raise ForgeError("Run.steps() needs `with forge.Run(...) as run:` around the loop")
@@ -389,15 +390,15 @@ class Run:
     def check_stop(self) -> bool:
         """Allow a pending stop to interrupt a `run.every` function (raises `Exit`).
 
-        The checkpoint then has the state before the functions of this step, whatever they have
-        changed since, and the resumed job runs them again. If the functions last took less
-        time than ten copies of the state in memory, they are not interrupted. The
-        call does nothing in a data worker, another thread or a child process. Each call counts as
-        progress for the hang detection.
+        The checkpoint then has the state from before this step's functions ran: what they changed
+        is discarded, and the resumed job runs them again. Quick functions are not interrupted:
+        those that took, the last time, less than ten times as long as a copy of the state takes.
+        The call does nothing in a data worker, another thread or a child process. Each call
+        counts as progress for the hang detection.
 
         Returns:
-            Always False. (A function that returned early would log other values than in an
-            uninterrupted run.)
+            Always False: never return early because of it, since the function would then log other
+            values than in an uninterrupted run.
         Raises:
             ForgeError: Outside such a function.
         """

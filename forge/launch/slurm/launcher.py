@@ -256,9 +256,9 @@ def _not_submitted(
 ) -> ConfigError:
     hint = f"Jobs submitted before stay in the queue: {' '.join(before)}.\n" if before else ""
     problem = (
-        f"sbatch did not accept the batch script {script}:\n{error}\n{hint}When sbatch can (free"
-        " places in the queue, a higher limit), this command submits the missing jobs, and waits"
-        f" for all:\n  {command}"
+        f"sbatch did not accept the batch script {script}:\n{error}\n{hint}Once sbatch accepts jobs"
+        " again (free places in the queue, or a higher limit), run the command below. It submits"
+        f" the missing jobs, and waits for all jobs:\n  {command}"
     )
     return ConfigError([problem], "The submission")
 

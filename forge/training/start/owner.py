@@ -30,8 +30,8 @@ from forge.state.built import Built
 
 FILE = "job.json"
 _BY_CONFIG = (
-    "\n    If some of these options do not change the results (workers, a logger's id), pass only"
-    " the others: forge.Run(policy, config=…)."
+    "\n    If some of these options do not change the results (workers, a logger's id), leave them"
+    " out: forge.Run(policy, config=…) gets only the options that do."
 )
 _DAMAGE = (ValueError, KeyError, TypeError, RecursionError)
 

@@ -157,6 +157,7 @@ def keep_threads(directory: Path, *, is_resumed: bool) -> None:
         torch.set_num_threads(first)
         messages.warn(
             f"torch had {now} threads here, but {first} when this job was first started. forge sets"
-            f" {first} again, since the number of threads changes the order of sums. Code before"
-            f" `forge.Run` ran with {now}; .forge/resume.sh starts with the original environment."
+            f" {first} again, since the number of threads changes the order of sums. Only the"
+            f" code before `forge.Run` ran with {now}. If that changes results, resume the job with"
+            " .forge/resume.sh, which sets the original environment."
         )
