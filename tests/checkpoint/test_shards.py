@@ -5,13 +5,16 @@ Real ranks, `jobs/shards.py`: what they hold together is compared by a digest of
 
 import json
 import shutil
+import sys
 
 import pytest
 import readme
 import torch
+import warm
 from forked import completed
 from ranked import RankedJob
 from repository import ROOT
+from warm import IS_QUICK
 
 import forge
 from forge.checkpoint.format import manifest
@@ -179,3 +182,12 @@ def test_the_lines_of_the_page_put_shards_together(saved, tmp_path, monkeypatch)
         "norm.num_batches_tracked"
     }
     assert all(torch.equal(whole[name], expected[name]) for name in whole)
+
+
+@pytest.mark.skipif(not IS_QUICK, reason="nothing is forked")
+def test_its_ranks_are_forked_with_what_they_import(tmp_path):
+    """In a process of pytest-xdist, too: each would take ten times as long otherwise."""
+    path = tmp_path / "modules"
+    program = f"import sys; open({str(path)!r}, 'w').write(' '.join(sys.modules))"
+    assert warm.Popen([sys.executable, "-c", program], is_sharded=True).wait() == 0
+    assert "torch._dynamo.utils" in path.read_text().split()

@@ -118,8 +118,11 @@ def _umask() -> int:
     return mask
 
 
+_SHARDING = ("torch.distributed.fsdp", "torch._dynamo.utils")
+"""What ranks that shard import: seconds, and many pages."""
+
 _zygote = _Zygote()
-_sharding = _Zygote("torch.distributed.fsdp", "torch._dynamo.utils")  # seconds, and many pages
+_sharding = _Zygote(*_SHARDING)
 
 
 class Popen(started.Popen):
@@ -174,7 +177,9 @@ def inherit(sock: socket.socket) -> None:
 
 def adopt(sock: socket.socket) -> None:
     """In a process of pytest-xdist that was forked: what it would start by itself is there."""
+    global _sharding
     _zygote.use(sock, is_inherited=False)
+    _sharding = _Zygote(*_SHARDING)  # else that of whoever forked us
 
 
 def run(args: list[str], *, timeout: float, **options: object) -> subprocess.CompletedProcess:
