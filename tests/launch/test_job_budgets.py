@@ -82,8 +82,8 @@ def test_a_job_that_swallows_the_signal_of_the_limit_stops_by_itself(make, undis
         "lr=0.1",
         "step_s=0",
         "hydra.launcher.timeout_min=0.5",
-        "resilience.signal.warning_s=3",
-        "resilience.shutdown.timeout_s=2",
+        "resilience.signal.warning_s=10",
+        "resilience.shutdown.timeout_s=8",
     )
     job = app.job(0)
     assert_same_job(job, undisturbed["0.1"])
