@@ -39,8 +39,9 @@ from typing import Any
 class ExitCode(IntEnum):
     """Exit codes of a forge job, taken from sysexits.h if a code there fits.
 
-    "Starts again" means: forge's launchers restart or requeue the job, as `resilience.requeue`
-    allows. Exit codes that are not listed are those of your program.
+    If the description of a code says "starts again", forge's launchers restart or requeue the job,
+    within the limits of `resilience.requeue`. Exit codes that are not listed are those of your
+    program.
     """
 
     def __new__(cls, code: int, meaning: str = "") -> ExitCode:

@@ -122,8 +122,9 @@ def _resume(checkpoint: Checkpoint) -> Iterator[str]:
     if newest.name != checkpoint.path.name:
         yield from _fact(
             "resume",
-            f"The job resumes from {newest.name}, its newest. To start a new job from this"
-            " checkpoint, set resilience.checkpoint.init_from to its path.",
+            f"The job resumes from {newest.name}, its newest checkpoint, not from"
+            f" {checkpoint.path.name}. To start a new job from {checkpoint.path.name}, set"
+            " resilience.checkpoint.init_from to its path.",
         )
         return
     for parent in list(checkpoint.path.parents)[:_PARENTS]:

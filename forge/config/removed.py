@@ -35,9 +35,9 @@ def _renamed(new_name: str, group: str) -> Removed:
 _COMMAND = (
     "A command of your own can check that: `resilience.health.commands` (docs/how-to/health.md)."
 )
-_GPU_DRIVER = "It is part of `resilience.health.checks.gpu_driver`."
-_RANKS = "It is part of `resilience.health.checks.ranks`."
-_DISK = "It is now part of `resilience.health.checks.disk`, which only logs it."
+_GPU_DRIVER = "This check is now part of `resilience.health.checks.gpu_driver`."
+_RANKS = "This check is now part of `resilience.health.checks.ranks`."
+_DISK = "This check is now part of `resilience.health.checks.disk`, and its failure is only logged."
 
 REMOVED: dict[str, Removed] = {
     **{
@@ -58,19 +58,19 @@ REMOVED: dict[str, Removed] = {
         is_now_its_group=True,
     ),
     "health.checks.*.threshold": Removed(
-        "The limits of checks can no longer be set. Leave the key out."
+        "The limits of checks can no longer be set. Remove the key."
     ),
-    "health.checks.*.timeout_s": Removed("A check always has 60 s. Leave the key out."),
+    "health.checks.*.timeout_s": Removed("A check always has 60 s. Remove the key."),
     "checkpoint.on_foreign": Removed(
-        "Checkpoints are read whoever owns them. To keep others from writing to them, use"
-        " `chmod -R go-w` on the checkpoint directory, and leave the key out."
+        "forge no longer checks who owns a checkpoint. Remove the key; to keep other users from"
+        " writing to the checkpoints, use `chmod -R go-w` on the checkpoint directory."
     ),
     "hang.factor": Removed(
-        "A learned limit is always 5 times the slowest recent step, save or evaluation. To set a"
-        " limit yourself, use `resilience.hang.timeout_s`."
+        "Steps, saves and evaluations each have a learned time limit, which is always 5 times the"
+        " slowest recent one. To set a limit yourself, use `resilience.hang.timeout_s`."
     ),
     "hang.min_s": Removed(
-        "A learned limit is always at least 300 s. To set a limit yourself, use"
+        "A learned time limit is always at least 300 s. To set a limit yourself, use"
         " `resilience.hang.timeout_s`."
     ),
     "signal.lead_s": _renamed("warning_s", "signal"),

@@ -124,14 +124,14 @@ def _signal_problems(p: Policy, time_limit_s: float | None, limit_key: str) -> l
         )
     if math.inf > timeout_s >= warning_s > 0:
         found.append(
-            f"`resilience.shutdown.timeout_s={timeout_s:g}`: is not below {lead}, so Slurm would"
-            " kill the job at its time limit before forge can end it. Raise"
-            " `resilience.signal.warning_s`, or set `resilience.shutdown.timeout_s` to at most"
-            f" {warning_s * STOP_SHARE:g}."
+            f"`resilience.shutdown.timeout_s={timeout_s:g}` is not below {lead}: Slurm would kill"
+            f" the job at its time limit, {warning_s:g} s after the signal, before forge can end"
+            " it. Raise `resilience.signal.warning_s`, or set `resilience.shutdown.timeout_s` to at"
+            f" most {warning_s * STOP_SHARE:g}."
         )
     if time_limit_s is not None and warning_s >= time_limit_s:
         found.append(
-            f"{lead}: is not below the time limit of {time_limit_s:g} s"
+            f"{lead} is not below the time limit of {time_limit_s:g} s"
             f"{f' (`{limit_key}`)' if limit_key else ''}: the job would be signalled as it starts."
             " Raise the limit, or set `resilience.signal.warning_s` to at most"
             f" {time_limit_s / 2:g}."

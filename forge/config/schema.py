@@ -151,7 +151,9 @@ class ShutdownConfig:
 class RequeueRule:
     """Your own exit codes after which the job is started again."""
 
-    exit_codes: list[int] = key([], help="Exit codes of your program, 1 to 255.")
+    exit_codes: list[int] = key(
+        [], help="Exit codes of your program (1 to 255) after which the job is restarted."
+    )
     max_restarts: int = key(
         1, ge=1, help="How often these exit codes restart the job, over its whole life."
     )
@@ -290,8 +292,9 @@ class NanConfig:
 
     action: NanAction = key(
         NanAction.skip,
-        help="The action on a NaN or Inf in the loss or gradients. warn: log it and update; skip:"
-        " skip the update; rollback: go back to a checkpoint; halt (or raise): end the job (65).",
+        help="The action on a NaN or Inf in the loss or gradients. warn: log it, and do the update"
+        " all the same; skip: skip the update; rollback: go back to a checkpoint; halt (or raise):"
+        " end the job with exit code 65.",
     )
     max_consecutive: int = key(
         5,
@@ -331,9 +334,9 @@ class HealthConfig:
         300.0,
         gt=0,
         remedy="To switch it off, set it to null.",
-        help="Seconds between health checks during training. null: only at the start. The checks"
-        " `disk` (without writing), `shm`, `gpu_memory`, `gpu_driver` and your own commands run in"
-        " the background; the others only at the start.",
+        help="Seconds between health checks during training. null: none during training. These are"
+        " repeated, in the background: `disk` (without its write test), `shm`, `gpu_memory`,"
+        " `gpu_driver` and your own commands. The other checks run only at the start.",
     )
     exclude_h: float = key(
         24.0,
@@ -379,14 +382,15 @@ class HangConfig:
     action: HangAction = key(
         HangAction.warn,
         help="The action on a hang. warn: save the stacks of all ranks and log the hang; restart:"
-        " also kill and restart the job; halt: also kill the job, without a restart (70).",
+        " do that, then kill and restart the job; halt: do that, then kill the job with exit code"
+        " 70, without a restart; ignore: do not detect hangs.",
     )
     timeout_s: float | None = key(
         None,
         gt=0,
         remedy="With null, forge derives the limit from the time that steps take.",
-        help="Seconds without progress that count as a hang. null: 5 times the slowest recent step,"
-        " save or evaluation, and at least 300 s.",
+        help="Seconds without progress that count as a hang. null: steps, saves and evaluations"
+        " each have a limit of 5 times the slowest recent one, and of at least 300 s.",
     )
     start_s: float = key(
         1800.0,
@@ -535,7 +539,10 @@ class Policy:
 
     @property
     def stop_s(self) -> float:
-        """Most seconds that a stop can take; then forge kills the process (70). 0: no limit."""
+        """The longest that a stop can take, in seconds; 0: no limit.
+
+        After that, forge kills the process with exit code 70.
+        """
         given = self.shutdown.timeout_s
         return STOP_SHARE * self.signal.warning_s if given is None else given
 

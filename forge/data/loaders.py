@@ -142,10 +142,11 @@ def _inexact(loader: Any) -> Iterator[str]:
         )
     for one in _unknown_samplers(loader):
         yield (
-            f"on a resume {type(one).__name__} is iterated again from the start of the epoch, which"
-            " is exact only if it draws its whole order there and keeps nothing between epochs."
-            " Give it state_dict and load_state_dict for what it keeps, set_epoch(epoch) to"
-            " derive the order from, or its own `generator` to draw from."
+            f"on a resume {type(one).__name__} is iterated again from the start of the epoch. This"
+            " gives the same order only if it draws the whole order when an epoch starts, and if"
+            " the order does not depend on earlier epochs. Otherwise give it one of these:"
+            " state_dict and load_state_dict; set_epoch(epoch), if the epoch determines the order;"
+            " or an attribute `generator` from which it draws."
         )
     if is_dataloader and not is_stateful and workers > 1 and not getattr(loader, "in_order", True):
         yield "with in_order=False the order of batches depends on which worker is faster."
@@ -161,7 +162,7 @@ def _seeds(loader: Any) -> str:
     dataset, collate = getattr(loader, "dataset", None), getattr(loader, "collate_fn", None)
     own = [n for one in (*seeding.within(dataset), collate) for n in seeding.own_generators(one)]
     wrap = "" if seeding.is_wrapped(dataset) else "Wrap the dataset in forge.data.seeded."
-    reach = f"forge.data.seeded does not control {', '.join(own)}: {seeding.OTHER_GENERATORS}"
+    reach = f"{seeding.not_seeded(own)}. {seeding.OTHER_GENERATORS}"
     return " ".join(filter(None, (wrap, reach if own else "")))
 
 

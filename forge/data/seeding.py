@@ -24,7 +24,13 @@ OTHER_GENERATORS = (
     "Draw from the global generators (torch.rand, numpy.random, random), or make one from them"
     " for each use: numpy.random.default_rng(int(torch.randint(2**62, ())))."
 )
-"""Advice about a generator that `seeded` does not control."""
+"""Advice about a generator that `seeded` does not seed."""
+
+
+def not_seeded(own: list[str]) -> str:
+    """The begin of a warning about generators that `seeded` does not seed, by their names."""
+    return f"forge.data.seeded does not seed your own random generators ({', '.join(own)})"
+
 
 _DEPTH = 4
 _WIDTH = 8
@@ -44,9 +50,8 @@ class SeededDataset(Dataset[Any]):
         own = [name for one in within(dataset) for name in own_generators(one)]
         if own:
             messages.warn(
-                f"forge.data.seeded does not control {', '.join(own)}: draws from a dataset's own"
-                " generator are not a function of (seed, epoch, index)."
-                f" {OTHER_GENERATORS}"
+                f"{not_seeded(own)}: what such a generator draws depends on all earlier draws, so"
+                f" it can differ after a resume. {OTHER_GENERATORS}"
             )
         self.dataset = dataset
         self.seed = seed

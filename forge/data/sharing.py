@@ -62,16 +62,16 @@ class Sharing:
         for name, words in _ORDER.items():
             if before.order[name] != self.order[name]:
                 raise StateMismatch(
-                    f"data: expected {words} to be {before.order[name]!r}, as when the checkpoint"
-                    f" was saved inside an epoch, found {self.order[name]!r}: the rest of the epoch"
-                    " would have other samples. Set it back, or start in a new directory"
+                    f"data: {words} was {before.order[name]!r} when the checkpoint was saved inside"
+                    f" an epoch, but is {self.order[name]!r} now: the rest of the epoch would have"
+                    " other samples. Set it back, or start in a new directory"
                 )
         num_samples = taken * before.global_batch_size
         if num_samples % self.global_batch_size:
             raise StateMismatch(
                 f"data: the checkpoint was saved after {num_samples} samples of an epoch (global"
-                f" batch size {before.global_batch_size}): expected a global batch size that"
-                f" divides {num_samples}, found {self.global_batch_size}. Choose the number of"
+                f" batch size {before.global_batch_size}), which is not a multiple of the present"
+                f" global batch size, {self.global_batch_size}. Choose the number of"
                 f" ranks and the batch size of a rank so that their product divides {num_samples}"
             )
         return num_samples // self.global_batch_size

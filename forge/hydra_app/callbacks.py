@@ -129,7 +129,7 @@ class JobConfig(Callback):
         spawned.hand_on(spawned.Inherited(directory, command, Path(config.hydra.runtime.cwd)))
 
         def tell(name: str, code: int) -> None:
-            text = f"{name} before training began: there is nothing to save."
+            text = f"{name} arrived before training began: there is nothing to save."
             if not is_judged:
                 text += f" To start again:\n  {command}"
             messages.say(text)

@@ -205,8 +205,9 @@ def restore(cfg: DictConfig, directory: Path) -> None:
     if changed:
         shown = ", ".join(f"{k}={after.get(k, 'unset')} (now {before[k]})" for k in changed[:5])
         messages.warn(
-            f"This job resumes with the config of its first start ({directory}); config files have"
-            f" changed since: {shown}"
+            f"This job resumes with the config of its first start, which {directory} keeps. Later"
+            f" changes of config files have no effect: {shown}. To resume with the new values, add"
+            " resilience.resume=changed"
         )
     _overlay(cfg, stored, is_root=True)
     with read_write(cfg), open_dict(cfg):

@@ -131,7 +131,10 @@ class Hangs:
         except Exception as error:  # noqa: BLE001 - an error of the detection never ends the job
             if not self._has_complained:
                 self._has_complained = True
-                self._say(f"hang detection failed: {type(error).__name__}: {error}")
+                self._say(
+                    "hang detection failed; training continues, and forge tries again:"
+                    f" {type(error).__name__}: {error}"
+                )
             with contextlib.suppress(OSError):  # the same disk
                 self._withdraw()
 
@@ -241,7 +244,10 @@ def find_culprit(query: HangQuery, reports: dict[int, HangReport], live: set[int
         (_fewest_steps, "it has done the fewest steps"),
         (_not_in_collective, "the other ranks wait in a collective"),
         (_at_another_line, "it is at another line than most ranks"),
-        (_outside_torch, "its innermost frame is outside torch, where the other ranks wait"),
+        (
+            _outside_torch,
+            "its innermost frame is outside torch, and the other ranks wait inside torch",
+        ),
     ):
         fewer = narrow(left)
         if len(fewer) < len(left):

@@ -188,7 +188,10 @@ class Supervisor:
         except Exception as error:  # noqa: BLE001 - an error here never ends the task
             if not self._is_blind:
                 self._is_blind = True
-                text = f"forge: hang detection failed: {type(error).__name__}: {error}\n"
+                text = (
+                    "forge: hang detection failed; training continues, and forge tries again:"
+                    f" {type(error).__name__}: {error}\n"
+                )
                 with contextlib.suppress(OSError):  # a full disk, perhaps the same one
                     os.write(self.output, text.encode())
 

@@ -368,7 +368,10 @@ class Job(ABC):
         lost = ledger.lost_run(self.directory, self._before)
         if code == ExitCode.FINISHED and lost is not None:
             # Report it as the end of the task: main has ignored it.
-            text = f"main returned, but the process that trained in {lost} died in its forge.Run"
+            text = (
+                "main returned, but a child process died inside its `with forge.Run(…)` block:"
+                f" its training in {lost} is not finished"
+            )
             return Outcome(-signal.SIGKILL, text=text)
         if code == ExitCode.UNHEALTHY and (found := sick.read(self.directory, rank)):
             return Outcome(code, said=found.reason, text=found.text)

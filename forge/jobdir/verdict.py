@@ -48,7 +48,7 @@ def write(job_dir: Path, verdict: Verdict) -> None:
     try:
         write_json(_path(job_dir), content)
     except OSError as error:
-        messages.warn(f"Could not write why this process ends ({verdict.text}): {error}")
+        messages.warn(f"Could not record why this process ends ({verdict.text}): {error}")
 
 
 def read(job_dir: Path, rank: int | None = None) -> Verdict | None:

@@ -34,7 +34,11 @@ def _parser() -> argparse.ArgumentParser:
         prog="forge rehearse", usage=_USAGE, description=_WHAT, epilog=_EPILOG
     )
     parser.add_argument(
-        "--times", metavar="N", type=int, default=3, help="number of interrupted runs (default: 3)"
+        "--times",
+        metavar="N",
+        type=int,
+        default=3,
+        help="number of runs to interrupt and resume, each at other steps (default: 3)",
     )
     parser.add_argument(
         "--seed",

@@ -347,11 +347,12 @@ def _at_exit() -> None:
 
 @contextmanager
 def block_signals() -> Iterator[None]:
-    """Processes that are started inside this block ignore TERM, INT, HUP, USR1 and USR2.
+    """Processes that are started inside this block do not receive TERM, INT, HUP, USR1 and USR2.
 
-    Slurm signals every process of a step. Start helpers that must survive such a signal (a
-    logger's service, a pool of spawned workers) inside this block; forge ends them when the job
-    stops. Helpers that this process forks do not need it.
+    Slurm signals every process of a step. Start helper programs that must survive such a signal
+    (`subprocess`, multiprocessing with `spawn`, a logger's service) inside this block; forge ends
+    them when the job stops. Children of `os.fork` and of multiprocessing with `fork` do not need
+    it, since forge handles their signals.
     """
     stopping = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, stopping)

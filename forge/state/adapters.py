@@ -52,7 +52,7 @@ class _GeneratorState:
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         saved = generators.made(state_dict)
         if generators.put_back(self.generator, saved) is not self.generator:
-            raise ValueError(f"expected the state of {self.generator!r}, found that of {saved!r}")
+            raise ValueError(f"the saved state is of {saved!r}, but this is {self.generator!r}")
 
 
 def each(name: str, one: Any) -> Iterator[tuple[str, Any]]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from forge.compat import of_torch
-from forge.state.module_state import describe
+from forge.state.module_state import describe, mismatch
 from forge.state.optimizer_state import is_usual
 
 _IMPLEMENTATION = {
@@ -37,16 +37,18 @@ def differences(name: str, one: Any, state: Mapping[str, Any]) -> Iterator[str]:
 def _of_optimizer(name: str, one: torch.optim.Optimizer, state: Mapping[str, Any]) -> Iterator[str]:
     if not is_usual(state):
         if is_usual(one.state_dict()):
-            yield f"{name}: expected the state of an optimizer, found {', '.join(map(str, state))}"
+            keys = ", ".join(map(str, state))
+            yield f"{name}: expected the state of an optimizer in the checkpoint, found {keys}"
         return
     for i, (live, saved) in enumerate(zip(one.param_groups, state["param_groups"], strict=False)):
         for key in saved:
             if key not in live and key in _settings():
-                yield f"{name}.param_groups[{i}].{key}: expected no such setting, found one"
+                place = f"{name}.param_groups[{i}].{key}"
+                yield f"{place}: the checkpoint has this setting, but the object does not"
     if type(one).__module__.startswith("torch.optim."):
         for number, value in state["state"].items():
             if not isinstance(value, Mapping):
-                yield f"{name}.state[{number}]: expected a dict, found {describe(value)}"
+                yield mismatch(f"{name}.state[{number}]", describe(value), "a dict")
 
 
 def lacking(name: str, one: Any) -> Iterator[str]:
@@ -55,7 +57,8 @@ def lacking(name: str, one: Any) -> Iterator[str]:
         for i, group in enumerate(one.param_groups):
             for key in getattr(one, "defaults", {}):
                 if key not in group and key not in _IMPLEMENTATION:
-                    yield f"{name}.param_groups[{i}].{key}: expected this setting, found none"
+                    place = f"{name}.param_groups[{i}].{key}"
+                    yield f"{place}: the object has this setting, but the checkpoint does not"
 
 
 @functools.cache
@@ -72,18 +75,19 @@ def _settings() -> frozenset[str]:
 
 def _of_schedule(name: str, one: Any, state: Mapping[str, Any]) -> Iterator[str]:
     live = one.state_dict()
-    expected, found = (set(filter(_is_told, keys)) for keys in (live, state))
-    for key in sorted(expected - found):
-        yield f"{name}.{key}: expected {describe(live[key])}, found nothing"
+    live_keys, saved_keys = (set(filter(_is_told, keys)) for keys in (live, state))
+    for key in sorted(live_keys - saved_keys):
+        yield mismatch(f"{name}.{key}", "nothing", describe(live[key]))
     # A user's own schedule can have got an attribute only when it was used.
     is_known = type(one).__module__ == torch.optim.lr_scheduler.__name__
-    for key in sorted(found - expected) if is_known else ():
-        yield f"{name}.{key}: expected nothing, found {describe(state[key])}"
+    for key in sorted(saved_keys - live_keys) if is_known else ():
+        yield mismatch(f"{name}.{key}", describe(state[key]), "nothing")
     inner = of_torch.schedules_within(one)
     if inner is not None and of_torch.SCHEDULES in live:
         states = state.get(of_torch.SCHEDULES)
         if not isinstance(states, list) or len(states) != len(inner):
-            yield f"{name}.{of_torch.SCHEDULES}: expected {len(inner)} schedules, found others"
+            found = f"{len(states)}" if isinstance(states, list) else describe(states)
+            yield mismatch(f"{name}.{of_torch.SCHEDULES}", found, f"{len(inner)} schedules")
             return
         for i, (below, saved) in enumerate(zip(inner, states, strict=True)):
             yield from _of_schedule(f"{name}.{of_torch.SCHEDULES}[{i}]", below, saved)

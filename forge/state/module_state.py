@@ -84,9 +84,10 @@ def check_reduced(path: str, module: torch.nn.Module) -> None:
     """
     if of_torch.unreduced_gradients(module):
         raise CheckpointError(
-            f"{path}: has gradients of a backward pass under set_requires_gradient_sync(False),"
-            " which no state_dict contains. Let each step of run.steps end with a backward pass"
-            " that reduces them: do all micro-batches of an update in one step."
+            f"{path}: at the end of a step it still has gradients from a backward pass under"
+            " set_requires_gradient_sync(False). They cannot be saved, since no state_dict contains"
+            " them. Do all micro-batches of an update in one step of run.steps, and let the last"
+            " backward pass reduce the gradients over the ranks."
         )
 
 
@@ -103,11 +104,16 @@ def differences(
         if own and str(key).startswith(own):
             continue
         if key not in saved:
-            yield f"{leaf}: expected {describe(live[key])}, found nothing in the checkpoint"
+            yield mismatch(leaf, "nothing", describe(live[key]))
         elif key not in live:
-            yield f"{leaf}: expected nothing, found {describe(saved[key])} in the checkpoint"
+            yield mismatch(leaf, describe(saved[key]), "nothing")
         elif key.rpartition(".")[2] != of_torch.EXTRA_STATE and differ(live[key], saved[key]):
-            yield f"{leaf}: expected {describe(live[key])}, found {describe(saved[key])}"
+            yield mismatch(leaf, describe(saved[key]), describe(live[key]))
+
+
+def mismatch(leaf: str, saved: str, live: str) -> str:
+    """A sentence for a saved value that does not fit the object."""
+    return f"{leaf}: {saved} in the checkpoint, {live} in the object"
 
 
 def differ(live: Any, saved: Any) -> bool:

@@ -16,7 +16,7 @@ import torch
 
 from forge.checkpoint.format import shards, tensor_encoding
 from forge.checkpoint.format.shards import Like
-from forge.state.module_state import loads_as
+from forge.state.module_state import loads_as, mismatch
 
 
 class Copies:
@@ -201,12 +201,13 @@ def differences(name: str, live: torch.optim.Optimizer, saved: dict[str, Any]) -
         return
     groups, saved_groups = live.param_groups, saved["param_groups"]
     if len(groups) != len(saved_groups):
-        yield f"{name}.param_groups: expected {len(groups)} groups, found {len(saved_groups)}"
+        yield mismatch(f"{name}.param_groups", f"{len(saved_groups)} groups", f"{len(groups)}")
         return
     for i, (group, saved_group) in enumerate(zip(groups, saved_groups, strict=True)):
-        expected, found = len(group["params"]), len(saved_group["params"])
-        if expected != found:
-            yield f"{name}.param_groups[{i}]: expected {expected} parameters, found {found}"
+        num_live, num_saved = len(group["params"]), len(saved_group["params"])
+        if num_live != num_saved:
+            place = f"{name}.param_groups[{i}]"
+            yield mismatch(place, f"{num_saved} parameters", f"{num_live}")
             continue
         if any(map(tensor_encoding.is_lazy, group["params"])):
             continue  # they get their shapes when their module is loaded
@@ -222,10 +223,8 @@ def differences(name: str, live: torch.optim.Optimizer, saved: dict[str, Any]) -
             }
             if averages and not any(_fits(v, parameter, total) for v in averages.values()):
                 key, value = next(iter(averages.items()))
-                yield (
-                    f"{name}.state[{number}]{'.' if key else ''}{key}: expected"
-                    f" {list(parameter.shape)}, found {list(value.shape)}"
-                )
+                place = f"{name}.state[{number}]{'.' if key else ''}{key}"
+                yield mismatch(place, f"{list(value.shape)}", f"{list(parameter.shape)}")
 
 
 def _fits(value: torch.Tensor, parameter: torch.Tensor, total: int) -> bool:

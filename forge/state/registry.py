@@ -219,7 +219,7 @@ class StateRegistry:
         """Compare a captured state with the objects, as far as possible before loading.
 
         Raises:
-            StateMismatch: Names each leaf, with what was expected and found.
+            StateMismatch: Names each leaf that differs.
         """
         refuse(self._differences(saved))
 
@@ -236,7 +236,7 @@ class StateRegistry:
             owned: The `id` of tensors that can become part of the live objects; others are
                 copied.
         Raises:
-            StateMismatch: Names each leaf, with what was expected and found.
+            StateMismatch: Names each leaf that differs.
         """
         self.check(saved)
         for name, one in self.objects.items():
@@ -287,7 +287,10 @@ class StateRegistry:
             parameter.requires_grad_(frozen.isdisjoint(known_as))
             found = [gradients.pop(name) for name in known_as if name in gradients]
             parameter.grad = copies.of(found[0], parameter.device) if found else None
-        refuse(f"{name}: expected no such parameter, found its gradient" for name in gradients)
+        refuse(
+            f"{name}: its gradient is in the checkpoint, but no object has such a parameter"
+            for name in gradients
+        )
 
     def _load_modes(self, saved: dict[str, Any]) -> None:
         """Restore what no `state_dict` contains: `training` and the like."""
@@ -300,7 +303,7 @@ class StateRegistry:
     def _differences(self, saved: dict[str, Any]) -> Iterator[str]:
         for name in sorted(self.objects.keys() | saved["states"].keys()):
             if name not in saved["states"]:
-                yield f"{name}: expected its state in the checkpoint, found none"
+                yield f"{name}: was given to forge.Run, but is not in the checkpoint"
             elif name not in self.objects:
                 yield f"{name}: is in the checkpoint, but was not given to forge.Run"
             else:
@@ -332,7 +335,10 @@ class StateRegistry:
             rest = {key: leaf for key, leaf in state.items() if key not in made}
             yield from module_state.differences(name, live, rest, own)
         elif kind != adapters.class_name(one):
-            yield f"{name}: expected a {adapters.class_name(one)}, found the state of a {kind}"
+            yield (
+                f"{name}: the checkpoint has the state of a {kind}, but forge.Run was given a"
+                f" {adapters.class_name(one)}"
+            )
         elif isinstance(one, torch.optim.Optimizer):
             order = saved.get("order", {}).get(name, [])  # absent for `init_from`
             is_in_order = True
@@ -341,7 +347,7 @@ class StateRegistry:
             ):
                 is_in_order = False
                 yield (
-                    f"{name}.{place}: the object has {was} in this place, the checkpoint {found}."
+                    f"{module_state.mismatch(f'{name}.{place}', found, was)}."
                     " Parameters must have the same order at every start: if they are collected in"
                     " a Python set, sort them"
                 )

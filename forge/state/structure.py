@@ -25,7 +25,6 @@ from forge.state.buffers import Built
 _SHOWN = 8
 """Number of differences that one error lists."""
 
-_WHEN = " as at the start"
 _NO_MODULE = "a parameter of no module"
 
 _ADVICE = (
@@ -140,11 +139,11 @@ def check(first: Structure, now: Structure) -> None:
     ]
     for name, groups in first.order.items():
         for place, was, found in order_differences(groups, now.order[name]):
-            problems.append(f"{name}.{place}: expected {was}{_WHEN}, found {found}")
+            problems.append(_changed(f"{name}.{place}", was, found))
     for a, b, was_tied in sharing.differences(first.tied, now.tied, now.names):
         if not (first.own and a.startswith(first.own)):
             remedy = "" if was_tied else ": a .clone() keeps them apart"
-            problems.append(shared(a, b, _WHEN, remedy, was_tied=was_tied))
+            problems.append(_changed(f"{a} and {b}", *_tied(was_tied=was_tied)) + remedy)
     refuse(problems)
 
 
@@ -178,10 +177,10 @@ def check_groups(
         now = [group["params"] for group in optimizers[name].param_groups]
         if len(now) != len(groups):
             text = (
-                f"{name}: expected {len(groups)} parameter groups{_WHEN}, found {len(now)}. A"
-                " checkpoint with a group added inside the loop could not be loaded, because the"
-                " next start builds the optimizer without it. Give the optimizer all parameters at"
-                " the start, with requires_grad_(False) for those to be trained later, and call"
+                f"{_changed(name, f'{len(groups)} parameter groups', f'{len(now)}')}. A checkpoint"
+                " with a group added inside the loop could not be loaded, because the next start"
+                " builds the optimizer without it. Give the optimizer all parameters at the start,"
+                " with requires_grad_(False) for those to be trained later, and call"
                 " requires_grad_(True) where you call add_param_group now."
             )
             raise ConfigError([text], "The training loop")
@@ -194,29 +193,29 @@ def _other_group(
     group: str, before: list[torch.Tensor], after: list[torch.Tensor], names: list[str]
 ) -> str:
     if len(before) != len(after):
-        return f"{group}: expected {len(before)} parameters{_WHEN}, found {len(after)}"
+        return _changed(group, f"{len(before)} parameters", f"{len(after)}")
     j = next(j for j, (a, b) in enumerate(zip(before, after, strict=True)) if a is not b)
     known = {
         id(one): name or f"{_NO_MODULE} (that of place {place})"
         for place, (one, name) in enumerate(zip(before, names, strict=True))
     }
     found = known.get(id(after[j]), "another parameter")
-    return f"{group}[{j}]: expected {known[id(before[j])]}{_WHEN}, found {found}"
+    return _changed(f"{group}[{j}]", known[id(before[j])], found)
 
 
 def _module_differences(first: Structure, now: Structure) -> Iterator[str]:
     for name in {**first.leaves, **now.leaves}:
         was, found = first.leaves.get(name), now.leaves.get(name)
         if was != found:
-            yield f"{name}: expected {was or 'nothing'}{_WHEN}, found {found or 'nothing'}"
+            yield _changed(name, was or "nothing", found or "nothing")
     for name, before in first.buffers.items():
         after = now.buffers[name]
         for key in before.keys() - after.keys():
             if f"{name}.{key}" not in now.leaves:
-                yield f"{name}.{key}: expected a buffer{_WHEN}, found nothing"
+                yield _changed(f"{name}.{key}", "a buffer", "nothing")
         for key in after.keys() - before.keys():
             if key.rpartition(".")[0] not in first.paths[name] and after[key] is not None:
-                yield f"{name}.{key}: expected nothing{_WHEN}, found {after[key]}"
+                yield _changed(f"{name}.{key}", "nothing", f"a buffer: {after[key]}")
 
 
 def order_differences(
@@ -237,11 +236,15 @@ def tied_differences(built: Structure, saved: Mapping[str, Any]) -> Iterator[str
     known.update(*saved["tied"])
     known = {one for one in known & built.names if not (built.own and one.startswith(built.own))}
     for a, b, was_tied in sharing.differences(built.tied, saved["tied"], known):
-        yield shared(a, b, "", " in the checkpoint", was_tied=was_tied)
+        live, old = _tied(was_tied=was_tied)
+        yield module_state.mismatch(f"{a} and {b}", old, live)
 
 
-def shared(a: str, b: str, expected_when: str, found_where: str, *, was_tied: bool) -> str:
-    """A sentence for two names that share memory in only one of two places."""
+def _tied(*, was_tied: bool) -> tuple[str, str]:
+    """Whether two names share one tensor, at first and now, in words."""
     one, two = "one tensor under both names (tied)", "two tensors"
-    expected, found = (one, two) if was_tied else (two, one)
-    return f"{a} and {b}: expected {expected}{expected_when}, found {found}{found_where}"
+    return (one, two) if was_tied else (two, one)
+
+
+def _changed(name: str, first: str, now: str) -> str:
+    return f"{name}: {first} at the start, {now} now"

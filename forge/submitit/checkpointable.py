@@ -63,16 +63,16 @@ class Checkpointable:
     """A task that survives time limits and preemptions under plain submitit.
 
     `policy` is checked here, before anything is submitted. Your function opens `forge.Run` itself,
-    with the same policy; relative checkpoint directories are inside the job's `directory`. As
-    usual, `job.result()` returns the task's value, and an exception of the task fails the job. If
-    the job is not restarted (it was cancelled, or a limit of `requeue` is reached), `job.result()`
-    raises an error with the reason.
+    with the same policy; relative checkpoint directories are inside the job's `directory`. As with
+    any submitit job, `job.result()` returns the task's value, or raises its exception. If the job
+    is not restarted (it was cancelled, or a limit of `requeue` is reached), `job.result()` raises
+    an error with the reason.
 
     A job stops at the next step boundary, and its result has the same bits as that of a job that
     was not interrupted. If the main thread does not reach a boundary (a hanging collective, a loop
-    without `run.steps`), it cannot save: it is requeued shortly before `shutdown.timeout_s` has
-    passed since the signal, and resumes from its last good checkpoint; this counts as a failure.
-    Without a checkpoint the job fails.
+    without `run.steps`), it cannot save. Shortly before the end of `shutdown.timeout_s`, counted
+    from the signal, forge then requeues it without a save, and it resumes from its last good
+    checkpoint; this counts towards `requeue.max_failures`. Without a checkpoint the job fails.
 
     A job can have several tasks, the ranks of one training: each calls `task`, with torchrun's
     variables in its environment, and rank 0 decides whether the job is restarted.
@@ -82,8 +82,7 @@ class Checkpointable:
         policy: `cfg.resilience`, a mapping, a `forge.Policy`, or None for the defaults.
         directory: The job's directory; `%j` is replaced by the job id (`<array>_<task>` in arrays).
             By default `<job>_forge_<id of this object>` in submitit's folder. A later submission
-            with the same directory resumes from its checkpoints, and can be requeued as often as a
-            new job.
+            with the same directory resumes from its checkpoints; its restarts are counted from 0.
     Raises:
         ConfigError: For a policy that cannot work.
     """
@@ -128,9 +127,10 @@ class Checkpointable:
     def checkpoint(self, *args: Any, **kwargs: Any) -> Any:
         """Called by submitit when it requeues the job, not by you.
 
-        A stop in a loop saves at the next step boundary, before submitit calls this. Otherwise: if
-        a `forge.Run` is open and one of its loops has ended, this call saves. Inside a loop it
-        cannot save, and the job resumes from its last checkpoint, which is named in the log.
+        If the loop reached a step boundary after the signal, it has saved there already. If a loop
+        has ended and its `forge.Run` is still open, or a long function of `run.every` is running,
+        this call saves. If the main thread is still inside a step, or no loop has begun, it saves
+        nothing, and the job resumes from its last checkpoint, which the log names.
 
         Args:
             args: The positional arguments of the task.
@@ -290,7 +290,8 @@ class _Attempt:
             text, said = f"{type(ending).__name__}: {ending}", None
         outcome, is_back = Outcome(int(code), said=said, text=text), False
         if said is Reason.rank_lost and (rank := self._backend.raised_elsewhere(_RAISED_S)):
-            outcome = Outcome(1, text=f"rank {rank} raised an error: see its log, and its result")
+            text = f"rank {rank} raised an error: see its log, or job.task({rank}).exception()"
+            outcome = Outcome(1, text=text)
         try:
             if is_stop:
                 outcome = replace(outcome, asked=self._backend.why(received, outcome.code))

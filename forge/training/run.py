@@ -48,26 +48,27 @@ class Run:
                 run.log(loss=loss)
 
     Entering the block locks the directory, checks the node and loads the newest good checkpoint.
-    Leaving it without an error saves what changed after the loop and marks the job as finished.
+    Leaving it without an error saves again if something has changed since the last save, and
+    marks the training as finished.
     `run.state` is a dict for your own values, saved and restored with everything else.
 
     Args:
         policy: `cfg.resilience`, a mapping, a `forge.Policy`, or None for the defaults.
-        unnamed: Not used: every object needs a name, as in `forge.Run(policy, model=model)`.
+        unnamed: Objects without a name, which are an error: write `forge.Run(policy, model=model)`.
         name: Tells apart several Runs of one script (folds, seeds, stages). The checkpoints are
             in `<checkpoint.dir>/<name>`.
         config: The settings that identify the job: an argparse.Namespace, a dataclass, or a
-            mapping. A start with other values is refused (exit code 78), not resumed. By default
-            Hydra's config; without Hydra the command's arguments.
+            mapping. By default Hydra's config; without Hydra the command's arguments. A start with
+            other values is refused with exit code 78, unless `resilience.resume=changed` is set.
         stateful: Objects to save, by name: anything with state_dict and load_state_dict, and
             `torch.Generator`. The random states of python, numpy, torch and every CUDA device
             are always saved.
     Raises:
-        Exit: If the training cannot start, with an exit code (`forge.ExitCode`). The call raises it
-            with 78 if the policy or the name is invalid. Entering the block raises it with 78
+        Exit: If the training cannot start, with an exit code (`forge.ExitCode`). From the call of
+            `forge.Run`: 78 if the policy or the name is invalid. From the `with` statement: 78
             inside another Run, or if this process has already finished the training in the
-            directory; with 73 if a running job owns the directory; with 69 if a health check
-            fails; with 74 if no checkpoint is usable.
+            directory; 73 if a running job owns the directory; 69 if a health check fails; 74 if no
+            checkpoint is usable.
         StateMismatch: When the block is entered, if the checkpoint does not fit the objects.
     """
 
@@ -249,8 +250,9 @@ class Run:
                     ...
                 schedule.step(evaluate(model, data))
 
-        Code before and after the pass takes effect once per epoch, even if it runs again after a
-        stop or a kill. A `break` ends the training.
+        After a stop or a kill, code before or after the pass can run again. Its changes to saved
+        objects still count only once per epoch, because forge restores these objects; a file that
+        it writes is written again. A `break` ends the training.
 
         Args:
             n: Total number of epochs, including those already done.
@@ -337,7 +339,7 @@ class Run:
         """Record metrics of the current step in the job's ledger, without waiting for the GPU.
 
         Args:
-            unnamed: Not used: every value needs a name, as in `run.log(loss=loss)`.
+            unnamed: Values without a name, which are an error: write `run.log(loss=loss)`.
             values: Numbers or one-element tensors, by name.
         Raises:
             ForgeError: If a value has no name, or is too large for a float.
@@ -360,18 +362,21 @@ class Run:
 
         The function gets the number of steps done. Functions run in the order in which they were
         registered, and before a save of the same step. Metrics that they log belong to the last
-        step done, so a checkpoint has the metrics of its own weights. If a stop arrives while a
-        function runs, `run.check_stop` inside the function lets it happen without waiting for the
-        end of the function; the resumed job runs all functions of that step again.
+        step done, so a checkpoint contains the metrics that were measured on its weights. If a
+        stop arrives while a function runs, the function can end at its next call of
+        `run.check_stop` instead of at its own end; the resumed job runs all functions of that step
+        again.
 
         Args:
-            steps: Call it every so many steps; None: not by steps.
+            steps: Call it after every `steps` steps; None: only as `at_end` and `epochs` say.
             at_end: Whether to call it at the end of each `run.steps` too (not after a `break`).
-            epochs: Call it every so many passes of `run.batches`, before the code after the pass.
+            epochs: Call it after every `epochs` passes of `run.batches`, before your code below
+                that loop.
         Returns:
             A decorator that returns the function unchanged.
         Raises:
-            ForgeError: If `steps` is not a positive number, or inside a step.
+            ForgeError: If `steps` or `epochs` is not a positive number, if neither they nor
+                `at_end` are given, or inside a step.
         """
         misuse.check_interval(steps)
         if self._loops.is_in_step:
@@ -391,16 +396,16 @@ class Run:
         """Allow a pending stop to interrupt a `run.every` function (raises `Exit`).
 
         The checkpoint then has the state from before this step's functions ran: what they changed
-        is discarded, and the resumed job runs them again. Quick functions are not interrupted:
-        those that took, the last time, less than ten times as long as a copy of the state takes.
-        The call does nothing in a data worker, another thread or a child process. Each call
+        is discarded, and the resumed job runs them again. Functions are interrupted only if their
+        last run took at least ten times as long as a copy of the state; shorter ones run to their
+        end. The call does nothing in a data worker, another thread or a child process. Each call
         counts as progress for the hang detection.
 
         Returns:
-            Always False: never return early because of it, since the function would then log other
+            Always False. It is not a sign to return early: the function would then log other
             values than in an uninterrupted run.
         Raises:
-            ForgeError: Outside such a function.
+            ForgeError: Outside such a function, except after a pass of `run.batches`.
         """
         if self._evaluations.may_poll() and self._session is not None:
             self._session.boundary.check_stop()
@@ -427,10 +432,10 @@ class Run:
                 if patience.is_over(evaluate(model, data)):
                     run.finish("no better for 5 evaluations")
 
-        The current step is completed, and the `run.every` functions with `at_end=True` are called.
-        The job then finishes with exit code 0, unless more loops follow. A later start does not
-        continue the loop, not even with a larger `n`. If the job has several ranks, call it in a
-        `run.every` function; a call on any one rank ends the loop on all of them.
+        If the job has several ranks, call it in a `run.every` function; a call on any one rank ends
+        the loop on all of them. The current step is completed, and the `run.every` functions with
+        `at_end=True` are called. The script then continues below the loop; later loops run as
+        usual. A later start does not continue the loop, not even with a larger `n`.
 
         Args:
             reason: The explanation that is shown and stored in the ledger.

@@ -93,7 +93,7 @@ class RunEnd:
             CheckpointError: If it cannot be written.
         """
         # First: a rank that alone calls it would hang in a save, perhaps in one with other ranks.
-        what = "run.save() outside a loop, which every rank has to call"
+        what = "run.save() outside a loop (every rank has to call it there)"
         if all(self._exchange.give(what, lambda: self._kept is not None, within_s=_ALL_S)):
             self._save_kept(SaveCause.requested)
         else:

@@ -126,7 +126,7 @@ class Session:
         with preflight.exits():
             self._group = start.group(self._secret_folder)
         exchange = Exchange(self._group, "start", START_S)
-        entered = "this forge.Run, which every rank has to enter"
+        entered = "this forge.Run (every rank has to enter it)"
         try:
             with preflight.exits():
                 job, checkpoint_dir = map(Path, exchange.first(entered, self._places))

@@ -176,4 +176,4 @@ def test_a_job_that_was_started_before_resumes_with_a_notice(tmp_path):
     resumed = app.run("hydra.run.dir=job")
     assert resumed.returncode == 0, resumed.stdout
     assert resumed.stdout.count("ignored: `resilience.hang.min_s`.") == 1
-    assert "config files have changed" not in resumed.stdout
+    assert "Later changes of config files" not in resumed.stdout

@@ -219,7 +219,7 @@ def test_a_lead_alone_is_enough(warning_s):
 def test_the_lead_has_to_be_below_the_time_limit(limit_s):
     """The signal would arrive as the job starts, forever."""
     (problem,) = problems({}, time_limit_s=limit_s, limit_key="hydra.launcher.timeout_min=2")
-    assert "`resilience.signal.warning_s=120`: is not below" in problem
+    assert "`resilience.signal.warning_s=120` is not below" in problem
     assert f"{limit_s:g} s (`hydra.launcher.timeout_min=2`)" in problem
     assert f"at most {limit_s / 2:g}" in problem
     load({}, time_limit_s=121.0)
@@ -259,7 +259,7 @@ def test_all_problems_are_reported_at_once():
         "signal.name=KILL",
         "signal.actions.TERM=die",
         "shutdown.timeout_s=20",
-        "signal.warning_s=10`: is not below",
+        "signal.warning_s=10` is not below",
         "health=none",
     ):
         assert sum(f"`resilience.{key}" in problem for problem in found) == 1, key

@@ -322,19 +322,19 @@ def test_a_generator_that_seeded_does_not_reach_is_named_and_not_told_to_be_wrap
         seeded = seeding.seeded(numbers, 1)
     name = "Numbers.settings['transforms'][0].rng"
     (record,) = caplog.records
-    assert f"forge.data.seeded does not control {name}: " in record.getMessage()
+    assert f"does not seed your own random generators ({name}): " in record.getMessage()
     assert "global generators" in record.getMessage()
     workers = {"num_workers": 2}
     for loader in (
         StatefulDataLoader(seeded, **workers),
         DataLoader(seeded, persistent_workers=True, **workers),
     ):
-        assert f"forge.data.seeded does not control {name}: " in sentences(loader)
+        assert f"does not seed your own random generators ({name}). " in sentences(loader)
         assert "Wrap the dataset" not in sentences(loader)
     assert f"Numbers has its own random generator ({name})" in sentences(DataLoader(seeded))
     bare = sentences(StatefulDataLoader(numbers, **workers))
-    assert "Wrap the dataset in forge.data.seeded. forge.data.seeded does not control" in bare
-    assert "does not control" not in sentences(StatefulDataLoader(Numbers(4), **workers))
+    assert "Wrap the dataset in forge.data.seeded. forge.data.seeded does not seed" in bare
+    assert "does not seed" not in sentences(StatefulDataLoader(Numbers(4), **workers))
 
 
 def test_what_cannot_be_exact_is_named_and_nothing_else_is():

@@ -305,7 +305,8 @@ def test_on_a_full_disk_the_job_is_left_alone(tmp_path, monkeypatch, phase):
         patch.setattr(padded, "write_atomically", full)
         job.expire(*both)
     assert job.query is None
-    assert job.said == ["hang detection failed: OSError: [Errno 28] no space"]
+    said = "hang detection failed; training continues, and forge tries again: "
+    assert job.said == [f"{said}OSError: [Errno 28] no space"]
     assert job.hangs.explain(Outcome(-9)).reason is Reason.crashed
     job.expire(report(0))  # again, once there is room
     job.answer(report(0), report(1))
@@ -341,7 +342,7 @@ def test_a_file_that_cannot_be_read_or_written_never_ends_the_wrapper(tmp_path, 
     for _ in range(3):
         job.expire()
     assert len(job.said) == 1
-    assert job.said[0].startswith("hang detection failed: ")
+    assert job.said[0].startswith("hang detection failed; ")
     assert job.hangs.explain(Outcome(-9)).reason is Reason.crashed
 
 

@@ -343,5 +343,6 @@ def test_what_watches_a_task_never_ends_it(tmp_path):
     for _ in range(3):
         one._look_for_hang(Broken(), 0.5)
     os.close(output)
-    text = "forge: hang detection failed: OSError: [Errno 28] no space\n"
+    text = "forge: hang detection failed; training continues, and forge tries again: "
+    text += "OSError: [Errno 28] no space\n"
     assert path.read_text() == text

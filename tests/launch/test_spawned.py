@@ -177,7 +177,7 @@ def test_a_child_that_is_killed_has_not_finished_though_main_returns(make, undis
     output = app.finish("lr=0.1", "by=fork", "step_s=0")
     job = app.job(0)
     assert (job.state["counts"]["failures"], job.attempts) == (1, 2)
-    assert "that trained in checkpoints died in its forge.Run" in output
+    assert "died inside its `with forge.Run(…)` block: its training in checkpoints" in output
     assert_same_job(job, undisturbed["0.1"])
 
 

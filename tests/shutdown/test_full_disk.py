@@ -71,7 +71,7 @@ def test_a_stop_that_cannot_be_saved_ends_with_71_and_says_why(left, disk, tmp_p
         assert (found["exit_code"], found["step"]) == (71, 5)
         assert found["text"].startswith("SIGTERM, but The state at step 5 could not be saved")
     else:
-        assert "Could not write why this process ends" in done.stderr
+        assert "Could not record why this process ends" in done.stderr
         assert verdict == ""
     assert "resumes at step 4" in done.stderr
 

@@ -153,5 +153,5 @@ def test_what_a_module_left_out_as_it_loaded_is_named_all_the_same():
     """Left to itself beforehand, compared afterwards: no silent fresh start."""
     saved = StateRegistry({"m": nn.Linear(3, 1)}).capture()
     saved["states"]["m"]["scale"] = torch.ones(1)
-    with pytest.raises(StateMismatch, match=r"m\.scale: expected nothing, found float32\[1\]"):
+    with pytest.raises(StateMismatch, match=r"m\.scale: float32\[1\] in .*, nothing in the object"):
         StateRegistry({"m": TakesAll(3, 1)}).load(saved)

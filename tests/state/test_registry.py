@@ -45,22 +45,22 @@ CASES = {
     "missing": (
         lambda: model(2, 3),
         lambda: model(2, 3, 1),
-        "model.1.weight: expected float32[1, 3], found nothing in the checkpoint",
+        "model.1.weight: nothing in the checkpoint, float32[1, 3] in the object",
     ),
     "unexpected": (
         lambda: model(2, 3, 1),
         lambda: model(2, 3),
-        "model.1.bias: expected nothing, found float32[1] in the checkpoint",
+        "model.1.bias: float32[1] in the checkpoint, nothing in the object",
     ),
     "shape": (
         lambda: model(2, 3),
         lambda: model(2, 4),
-        "model.0.weight: expected float32[4, 2], found float32[3, 2]",
+        "model.0.weight: float32[3, 2] in the checkpoint, float32[4, 2] in the object",
     ),
     "dtype": (
         lambda: model(2, 3),
         lambda: model(2, 3, dtype=torch.float64),
-        "model.0.weight: expected float64[3, 2], found float32[3, 2]",
+        "model.0.weight: float32[3, 2] in the checkpoint, float64[3, 2] in the object",
     ),
 }
 
@@ -88,7 +88,7 @@ def test_an_object_too_few_or_too_many_is_named():
         StateRegistry({"a": model(1, 1)}),
         StateRegistry({"a": model(1, 1), "b": model(1, 1)}),
     )
-    assert "b: expected its state in the checkpoint, found none" in refusal(two, one.capture())
+    assert "b: was given to forge.Run, but is not in the checkpoint" in refusal(two, one.capture())
     assert "b: is in the checkpoint, but was not given to forge.Run" in refusal(one, two.capture())
 
 
@@ -97,7 +97,7 @@ def test_another_optimizer_is_refused():
     layer = model(2, 1)
     saved = StateRegistry({"o": torch.optim.Adam(layer.parameters())}).capture()
     text = refusal(StateRegistry({"o": torch.optim.SGD(layer.parameters(), lr=1.0)}), saved)
-    assert "o: expected a torch.optim.sgd.SGD, found the state of a torch.optim.adam.Adam" in text
+    assert "the state of a torch.optim.adam.Adam, but forge.Run was given a torch.optim.sgd" in text
 
 
 def test_other_parameter_groups_are_refused():
@@ -106,9 +106,9 @@ def test_other_parameter_groups_are_refused():
     saved = StateRegistry({"o": torch.optim.SGD(one.parameters(), lr=1.0)}).capture()
     groups = [{"params": [p]} for p in one.parameters()]
     text = refusal(StateRegistry({"o": torch.optim.SGD(groups, lr=1.0)}), saved)
-    assert "o.param_groups: expected 2 groups, found 1" in text
+    assert "o.param_groups: 1 groups in the checkpoint, 2 in the object" in text
     text = refusal(StateRegistry({"o": torch.optim.SGD(two.parameters(), lr=1.0)}), saved)
-    assert "o.param_groups[0]: expected 4 parameters, found 2" in text
+    assert "o.param_groups[0]: 2 parameters in the checkpoint, 4 in the object" in text
 
 
 @pytest.mark.parametrize("shape", [(2, 4), (4, 2)])
@@ -121,7 +121,7 @@ def test_averages_of_parameters_of_another_shape_are_refused(shape):
     saved = StateRegistry({"o": optimizer}).capture()
     new = torch.optim.Adam([nn.Parameter(torch.ones(shape))])
     saved["grads"] = {}
-    assert "o.state[0].exp_avg: expected" in refusal(StateRegistry({"o": new}), saved)
+    assert "o.state[0].exp_avg: [" in refusal(StateRegistry({"o": new}), saved)
 
 
 OPTIMIZERS = {
@@ -237,7 +237,7 @@ def test_a_gradient_that_belongs_to_nothing_is_named():
     live = StateRegistry({"layer": layer})
     saved = live.capture()
     saved["grads"] = {"layer.other": torch.ones(1)}
-    with pytest.raises(StateMismatch, match=r"layer\.other: .* found its gradient"):
+    with pytest.raises(StateMismatch, match=r"layer\.other: its gradient is in the checkpoint"):
         live.load(saved)
 
 
@@ -267,7 +267,7 @@ def test_a_class_of_the_script_is_one_in_a_sweep_and_alone(first, monkeypatch):
     StateRegistry({"a": average}).load(saved)
     assert average.value == 3
     saved["kinds"]["a"] = "other.Average"
-    with pytest.raises(StateMismatch, match=r"expected a __main__\.Average, found .* other\.Av"):
+    with pytest.raises(StateMismatch, match=r"other\.Average, but .* given a __main__\.Average"):
         StateRegistry({"a": average}).load(saved)
 
 
@@ -307,7 +307,7 @@ def test_lists_and_dicts_of_objects_are_saved_one_by_one():
     registry = StateRegistry({"nets": nets, "optimizers": tuple(optimizers)})
     assert list(registry.objects) == ["nets.actor", "nets.critic", "optimizers.0", "optimizers.1"]
     assert registry.holds(optimizers[1])
-    with pytest.raises(StateMismatch, match=r"nets\.critic\.0\.weight: expected float32\[1, 3\]"):
+    with pytest.raises(StateMismatch, match=r"nets\.critic\.0\.weight: .*, float32\[1, 3\] in"):
         StateRegistry({"nets": {**nets, "critic": model(3, 1)}, "optimizers": optimizers}).load(
             registry.capture()
         )
@@ -340,5 +340,5 @@ def test_the_state_of_another_kind_of_generator_is_refused():
     """Its sequence would be another one."""
     saved = StateRegistry({"rng": np.random.Generator(np.random.PCG64(3))}).capture()
     other = np.random.Generator(np.random.MT19937(3))
-    with pytest.raises(StateMismatch, match=r"rng: .*expected the state of .*MT19937.*PCG64"):
+    with pytest.raises(StateMismatch, match=r"rng: .*saved state is of .*PCG64.*MT19937"):
         StateRegistry({"rng": other}).load(saved)

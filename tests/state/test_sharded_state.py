@@ -96,7 +96,7 @@ FOUND = [
     "accepted",
     "whole, part of this rank",
     "run.state.best[0]: a DTensor must be in an object given to forge.Run",
-    "model: has gradients of a backward pass under set_requires_gradient_sync(False)",
+    "model: at the end of a step it still has gradients from a backward pass under",
     "accepted",
     "model.0: FullyShardedDataParallel (FSDP1) cannot be saved",
     "Run.update(scaler=…): a GradScaler does not support sharded parameters",

@@ -110,31 +110,31 @@ def in_float64(model, optimizer):
 CHANGES = {
     "groups reversed": (
         reverse,
-        "optimizer.param_groups[0]: expected 2 parameters as at the start",
+        "optimizer.param_groups[0]: 2 parameters at the start, 1 now",
     ),
-    "moved to another group": (move, "optimizer.param_groups[0]: expected 2 parameters"),
-    "parameters swapped": (swap, "optimizer.param_groups[0][0]: expected model.body.weight"),
-    "a head replaced": (new_head, "param_groups[1][0]: expected model.head.weight as at the start"),
+    "moved to another group": (move, "optimizer.param_groups[0]: 2 parameters at the start"),
+    "parameters swapped": (swap, "optimizer.param_groups[0][0]: model.body.weight at the start"),
+    "a head replaced": (new_head, "param_groups[1][0]: model.head.weight at the start"),
     "a layer pruned": (
         lambda model, _: prune.l1_unstructured(model.body, "weight", amount=1),
-        "model.body.weight: expected float32[3, 2] as at the start, found nothing",
+        "model.body.weight: float32[3, 2] at the start, nothing now",
     ),
     "a layer cut": (
         smaller_body,
-        "model.body.weight: expected float32[3, 2] as at the start, found float32[3, 1]",
+        "model.body.weight: float32[3, 2] at the start, float32[3, 1] now",
     ),
-    "a layer added": (more, "model.extra.weight: expected nothing as at the start"),
-    "a bias deleted": (less, "model.head.bias: expected float32[1] as at the start"),
+    "a layer added": (more, "model.extra.weight: nothing at the start"),
+    "a bias deleted": (less, "model.head.bias: float32[1] at the start, nothing now"),
     "a weight norm": (
         lambda model, _: parametrizations.weight_norm(model.body),
-        "model.body.weight: expected float32[3, 2] as at the start, found nothing",
+        "model.body.weight: float32[3, 2] at the start, nothing now",
     ),
     "another dtype": (
         in_float64,
-        "model.body.weight: expected float32[3, 2] as at the start, found float64",
+        "model.body.weight: float32[3, 2] at the start, float64",
     ),
-    "untied": (untie, "model.decoder.weight and model.encoder.weight: expected one tensor"),
-    "tied since": (tie, "model.decoder.weight and model.head.weight: expected two tensors"),
+    "untied": (untie, "model.decoder.weight and model.encoder.weight: one tensor"),
+    "tied since": (tie, "model.decoder.weight and model.head.weight: two tensors at the start"),
 }
 
 
@@ -181,7 +181,8 @@ def test_buffers_of_another_script_are_no_growth(tmp_path):
     """How the script builds them is compared: another table than was saved would be cut."""
     with pytest.raises(RuntimeError, match="killed"):
         train(tmp_path, kill)
-    with pytest.raises(forge.Exit, match=r"model\.seen: expected float32\[1\], found float32\[2\]"):
+    complaint = r"model\.seen: float32\[2\] in the checkpoint, float32\[1\] in the object"
+    with pytest.raises(forge.Exit, match=complaint):
         train(tmp_path, num_seen=1)
 
 
@@ -209,7 +210,7 @@ def test_another_sharing_than_the_script_builds_is_a_mismatch(tmp_path, is_tied)
     with pytest.raises(forge.Exit) as caught:
         train(tmp_path, is_tied=not is_tied)
     assert caught.value.code in (74, 78)
-    assert "model.decoder.weight and model.encoder.weight: expected" in caught.value.text
+    assert " in the object" in caught.value.text
 
 
 def kinds_of_models():

@@ -33,6 +33,6 @@ def how_to_resume(jobs: Iterable[ObservedJob], command: str, in_queue: int = 0) 
     if waiting:
         does.append(f"starts: {waiting} not started yet")
     if in_queue:
-        later = "starts again those of them that have failed or were cancelled by then"
-        does.append(f"waits for the jobs in the queue, now {in_queue}; {later}")
+        then = "starts again those of them that failed or were cancelled"
+        does.append(f"waits until the sweep's jobs in the queue ({in_queue} now) end, then {then}")
     return f"To resume ({'; '.join(does)}):\n  {command}" if does else ""

@@ -97,7 +97,7 @@ class SubmittedJob(ObservedJob):
         if is_cancelled:  # while it waited in the queue, without a wrapper
             self.because = "cancelled"
             return
-        self.because = f"Slurm {said}, and the job's wrapper left no record of how the job ended"
+        self.because = f"Slurm {said}, and the job's directory has no record of how the job ended"
         found = self.logs.glob(f"{self.slurm_id}_0_log.*") if self.logs is not None else ()
         logs = [str(path) for path in sorted(found)]
         if logs:

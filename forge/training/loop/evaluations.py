@@ -106,10 +106,11 @@ class Evaluations:
             return False
         if not self.is_entered:
             raise ForgeError(
-                "run.check_stop() was called outside a function of run.every, where the run cannot"
-                " stop: move the evaluation into such a function (`@run.every(100)` above"
-                " `def evaluate(step):`). Elsewhere a stop happens at the end of the step;"
-                " `run.is_stopping` tells whether a stop is pending."
+                "run.check_stop() works only in a function decorated with run.every, or after a"
+                " pass of run.batches. Move the code that calls it into such a function"
+                " (`@run.every(100)` above `def evaluate(step):`). In a step it is not needed: the"
+                " run stops at the end of the step; `run.is_stopping` shows whether a stop is"
+                " pending."
             )
         return True
 

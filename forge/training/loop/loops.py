@@ -148,9 +148,9 @@ class Loops:
         """Begin the loop over `run.epochs`, at its saved position if there is one."""
         if self.place is None and self.loaded is not None and self.loaded["positions"]:
             raise StateMismatch(
-                "data: expected a position in a loop over run.epochs, found a position in a loop"
-                " over run.steps. A resumed training cannot switch between the two: keep run.steps,"
-                " or start in a new directory"
+                "data: the checkpoint has a position in a loop over run.steps, but this is a loop"
+                " over run.epochs. A resumed training cannot switch between the two: keep"
+                " run.steps, or start in a new directory"
             )
         self.positions.append(None)
         self.positions[-1] = self.saved_position

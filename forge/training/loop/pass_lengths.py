@@ -58,8 +58,8 @@ class PassLengths:
         found = self._given(
             "the end of a pass",
             taken,
-            f"The loader of this rank has ended after {taken} batches: did the loaders of the other"
-            f" ranks have more? {_REMEDY}",
+            f"The loader of this rank has ended after {taken} batches; those of the other ranks"
+            f" seem to have more. {_REMEDY}",
         )
         if len(set(found)) > 1:
             self._refuse("The passes of the ranks differ in length", found)

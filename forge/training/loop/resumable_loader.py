@@ -58,8 +58,8 @@ class ResumableLoaders:
         """
         if len(saved) < len(self.positions):
             raise StateMismatch(
-                f"run.loader: expected {len(saved)} loaders, found {len(self.positions)}: call"
-                " run.loader above the loop, for the same loaders in the same order"
+                f"run.loader: {len(saved)} loaders in the checkpoint, {len(self.positions)} in the"
+                " script: call run.loader above the loop, for the same loaders in the same order"
             )
         self._saved = saved
         for position, state in zip(self.positions, saved, strict=False):

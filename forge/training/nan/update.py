@@ -165,9 +165,9 @@ class Updater:
         self._is_told = True
         messages.warn(
             f"Step {self._step}: run.update found no gradient in any parameter, so the update"
-            " changes nothing. Call `loss.backward()` before `run.update(loss, optimizer)`, and"
-            " clear gradients neither in between (run.update clears them itself) nor by"
-            " torch.no_grad() around the forward pass"
+            " changes nothing. Call `loss.backward()` before `run.update(loss, optimizer)`. Do not"
+            " call zero_grad in between (run.update clears the gradients itself), and do not run"
+            " the forward pass under torch.no_grad()"
         )
 
     def _require_registered(

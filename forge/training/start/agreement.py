@@ -49,7 +49,7 @@ def check(
         for each in changed:
             differing[each.key, each.shown].append(rank)
     problems = [
-        f"rank {messages.few(numbers, _SHOWN)}: `{key}`: {now}, rank 0: {before}"
+        f"`{key}` is {now} on rank {messages.few(numbers, _SHOWN)}, but {before} on rank 0"
         for (key, (before, now)), numbers in differing.items()
     ]
     if problems:

@@ -210,5 +210,5 @@ def _sharded(value: Any, likes: Mapping[int, torch.Tensor]) -> Any:
 def _nothing_fits(content: Mapping[Any, Any], live: StateRegistry) -> str:
     return (
         f"expected the names given to forge.Run ({', '.join(live.objects)}), a state_dict, or a"
-        f" checkpoint of Lightning; found {messages.few(content, _SHOWN) or 'nothing'}"
+        f" checkpoint of Lightning in the file; found {messages.few(content, _SHOWN) or 'nothing'}"
     )

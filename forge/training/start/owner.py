@@ -203,8 +203,10 @@ class Owner:
             return
         if self._changed and len(self._known) > 1:
             _record(ledger, self._changed)
-            text = f"Resumes the job that was started in {before.job_dir}, with another config"
-            messages.say(f"{text}:{identity.listed(self._changed)}")
+            messages.say(
+                f"Resumes the job that was started in {before.job_dir}, with the new config of this"
+                f" start:{identity.listed(self._changed)}"
+            )
         elif before.job_dir != now.job_dir and before.id == now.id:
             messages.say(
                 f"Resumes the job that was started in {before.job_dir}: the program and the config"

@@ -135,9 +135,10 @@ class RunDirectory:
         before, now = found.manifest.versions.get("torch"), str(torch.__version__)
         if before not in (None, now) and self._is_first:
             messages.warn(
-                f"{found.path.name} was saved with torch {before}, but this is torch {now}. Its"
-                " kernels can sum in another order, so training can end with other bits than with"
-                f" one version throughout. For the same bits install torch {before} again."
+                f"{found.path.name} was saved with torch {before}, but this is torch {now}. Another"
+                " version can add numbers in another order, so the result can differ in its last"
+                " bits from that of a training with one version. If that matters, install torch"
+                f" {before} again."
             )
 
     def begun_with(self, live: StateRegistry) -> Checkpoint:
@@ -176,8 +177,8 @@ class RunDirectory:
         messages.say(f"{self._training} {begins}; checkpoints in {place}")
         if is_complete:
             messages.warn(
-                f"This job already finished at step {step}: only steps after that are trained."
-                " To train from scratch, choose another directory."
+                f"This job already finished at step {step}. It trains further only if the loop's"
+                " `n` is larger now. To train from scratch, start in a new directory."
             )
         if not self._is_supervised:
             messages.say(f"To resume this job after a stop:\n  {self.command}")

@@ -51,7 +51,9 @@ def test_a_misfit_changes_nothing_and_damage_is_no_misfit(small_chunks, store):
     path = save(store, old) / TENSORS
     other = StateRegistry({"model": nn.Linear(3, 3), "optimizer": adam(nn.Linear(3, 3))})
     before = content(other)
-    with pytest.raises(StateMismatch, match=r"model\.0\.weight: expected nothing, found float32"):
+    with pytest.raises(
+        StateMismatch, match=r"model\.0\.weight: .* checkpoint, nothing in the object"
+    ):
         newest(store, other)
     assert content(other) == before
     raw = path.read_bytes()

@@ -84,7 +84,8 @@ def test_a_launcher_is_not_needed_and_its_next_start_finds_the_jobs(app):
     assert third.returncode == 0, third.stdout
     assert f"squeue --jobs={jobs[0].partition('_')[0]}" in third.stdout
     assert "scancel" in third.stdout
-    assert "To resume (waits for the jobs in the queue, now 2; starts again those" in third.stdout
+    waits = "To resume (waits until the sweep's jobs in the queue (2 now) end, then starts again"
+    assert waits in third.stdout
     assert command_in(third.stdout)[:2] == ["cd", str(app.folder)]
     assert queued(app.cluster) == jobs
 
@@ -155,7 +156,7 @@ def test_jobs_with_other_limits_are_other_arrays(app):
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("hydra.launcher.timeout_min=2", "`resilience.signal.warning_s=120`: is not below"),
+        ("hydra.launcher.timeout_min=2", "`resilience.signal.warning_s=120` is not below"),
         ("hydra.launcher.partition=lwo", "no such partition"),
         ("hydra.launcher.nodes=3", "has 2"),
         ("+hydra.launcher.partitoin=low", "Did you mean `partition`?"),

@@ -102,7 +102,7 @@ def test_a_plan_is_refused_as_the_sweep_would_be(app):
     """With the same words, and the same code."""
     done = plan(app, "hydra.launcher.timeout_min=2")
     assert done.returncode == 78
-    said = "`resilience.signal.warning_s=120`: is not below the time limit of 120 s"
+    said = "`resilience.signal.warning_s=120` is not below the time limit of 120 s"
     assert said in done.stdout + done.stderr
     done = plan(app, "lr=1", "+hydra.launcher.additional_parameters.signal=USR1@5")
     assert done.returncode == 78

@@ -411,7 +411,7 @@ def test_a_training_cannot_change_from_steps_to_epochs(a_run):
     """Its first epoch would come on top of the steps that are done."""
     with a_run() as run:
         list(run.steps(3, BATCHES))
-    complaint = r"found a position in a loop over run\.steps"
+    complaint = r"the checkpoint has a position in a loop over run\.steps"
     with pytest.raises(forge.StateMismatch, match=complaint), a_run() as run:
         list(run.epochs(3))
 

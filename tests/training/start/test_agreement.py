@@ -18,12 +18,15 @@ def started(folder, *of_ranks):
 @pytest.mark.parametrize(
     ("of_ranks", "text"),
     [
-        (({}, NAN), "rank 1: `nan.action`: warn, rank 0: skip"),
-        (({}, NAN, NAN), "rank 1, 2: `nan.action`: warn, rank 0: skip"),
-        (({"config": {"lr": 1}}, {"config": {"lr": 2}}), "rank 1: `lr`: 2, rank 0: 1"),
-        (({"words": ["--seed", "1"]}, {"words": ["--seed=2"]}), "rank 1: `--seed`: 2, rank 0: 1"),
-        (({}, {"torch": "1.0"}), "rank 1: `(torch)`: 1.0, rank 0: "),
-        (({}, {"script": "train()"}), "rank 1: `(script)`: "),
+        (({}, NAN), "`nan.action` is warn on rank 1, but skip on rank 0"),
+        (({}, NAN, NAN), "`nan.action` is warn on rank 1, 2, but skip on rank 0"),
+        (({"config": {"lr": 1}}, {"config": {"lr": 2}}), "`lr` is 2 on rank 1, but 1 on rank 0"),
+        (
+            ({"words": ["--seed", "1"]}, {"words": ["--seed=2"]}),
+            "`--seed` is 2 on rank 1, but 1 on rank 0",
+        ),
+        (({}, {"torch": "1.0"}), "`(torch)` is 1.0 on rank 1, but "),
+        (({}, {"script": "train()"}), "`(script)` is "),
     ],
 )
 def test_ranks_that_differ_are_rejected_on_every_rank_before_anything_is_written(
