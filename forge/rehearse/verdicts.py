@@ -9,6 +9,7 @@ run that differs is examined (`hints`).
 
 from __future__ import annotations
 
+import re
 import shlex
 import time
 from collections.abc import Iterator, Sequence
@@ -30,6 +31,8 @@ IDENTICAL, DIFFERENT, NO_VERDICT = 0, 1, 3
 _OBJECTS = "live."
 """The part of a checkpoint with the objects given to `forge.Run`. The rest can differ between two
 uninterrupted runs, for example by a generator that is neither seeded nor used."""
+_PLACE = re.compile(r"live\.states\.\w+\.position\.")
+"""The place in a `forge.data.resumable`, which is such a rest, too."""
 _ATTEMPTS = 3
 """Starts of an interrupted run; each can take as long as an uninterrupted run."""
 _PART = 2.5
@@ -143,7 +146,7 @@ class Verdict:
         tolerance = self._wanted.tolerance
         leaves = [path for path, _ in differing_leaves(first, second, tolerance)]
         places = {*first.states, *second.states}  # one of them alone may have a checkpoint there
-        free = {path for path in leaves if path not in places and not path.startswith(_OBJECTS)}
+        free = {path for path in leaves if path not in places and self._may_differ(path)}
         self._free = free
         if len(free) < len(leaves):
             self._is_same(first, second)
@@ -211,6 +214,11 @@ class Verdict:
             found = [f"That failed: the script {error}"]
         for line in found:
             say(f"  {line}")
+
+    @staticmethod
+    def _may_differ(path: str) -> bool:
+        """Whether a leaf is not part of what the script has trained."""
+        return not path.startswith(_OBJECTS) or _PLACE.match(path) is not None
 
     def _is_same(self, first: Run, run: Run) -> bool:
         """Compare a run with the first; print its row, the first leaf and value that differ."""

@@ -67,6 +67,10 @@ EPOCHS_AFTER_A_LOOP = (
     "run.epochs() was called after another loop of this Run. Use one loop over run.epochs, or loops"
     " over run.steps; for several stages give each its own Run with a name."
 )
+BEGIN_AFTER_A_LOOP = (
+    "run.begin() was called after another loop of this Run: call it once, before the loop; for"
+    " several stages give each its own Run with a name."
+)
 STEPS_AND_EPOCHS = (
     "run.steps() was called in a Run that has a loop over run.epochs: iterate over its batches by"
     " `for step, batch in run.batches(loader):`."
@@ -88,6 +92,29 @@ def epoch_without_pass(epoch: int) -> str:
         f"Epoch {epoch} has ended without `for step, batch in run.batches(loader):`, the loop in"
         " which steps are done and counted."
     )
+
+
+def check_boundary(step: int, last: int, *, is_open: bool) -> None:
+    """Check the step of a call of `run.boundary`.
+
+    Args:
+        last: The step of the call before.
+        is_open: Whether a loop of `run.begin` is under way.
+    Raises:
+        ForgeError: Says what to do.
+    """
+    if not is_open:
+        raise ForgeError(
+            "run.boundary() was called outside a loop: call `start = run.begin()` first. Do not"
+            " call it if `start.is_finished`, and not after it has returned True or after"
+            " run.end_loop()."
+        )
+    if isinstance(step, bool) or not isinstance(step, int) or step <= last:
+        raise ForgeError(
+            f"run.boundary({step!r}): expected the number of steps done, more than the {last} of"
+            " the last call. Each call ends one step: if gradients are accumulated, count batches,"
+            " not updates of the optimizer."
+        )
 
 
 def check_count(call: str, n: Any, loaders: Iterable[Any] = ()) -> None:

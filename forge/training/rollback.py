@@ -90,7 +90,7 @@ class Rollback:
         )
 
     def _by_restart(self, found: Checkpoint, first_bad: int) -> NoReturn:
-        """Go back to an earlier pass: no `for` can go back, so the next attempt begins there."""
+        """Go back to an earlier pass, or in somebody else's loop: the next attempt begins there."""
         step, bad_step = found.manifest.step, self._loops.step
         found.fill()  # load its tensors into the live ones
         self._nan.rolled_back()
@@ -101,4 +101,4 @@ class Rollback:
         self._saver.wait()
         self._directory.ledger.write("rollback", step=step, first_bad=first_bad, from_step=bad_step)
         again = ", whose batches are read again" if self._config.skip_data else ""
-        self._leaving.restart(f"rollback to step {step}, in an earlier epoch{again}")
+        self._leaving.restart(f"rollback to step {step}, by a new start{again}")

@@ -22,6 +22,7 @@ from forge.training import misuse
 from forge.training.loop.evaluations import Evaluations
 from forge.training.loop.loops import Loops
 from forge.training.loop.plain import PlainLoops
+from forge.training.loop.pushed import Start
 from forge.training.loop.resumable_loader import ResumableLoader
 from forge.training.loop.steps import NESTED
 from forge.training.metrics import checked_values
@@ -282,6 +283,74 @@ class Run:
         """
         misuse.check_loader("batches", loader)
         return self._inner.batches(loader)
+
+    def open(self) -> Run:
+        """Enter the `with` block by a call, for code that has no block; end it by `close`."""
+        return self.__enter__()
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Leave the block that `open` has entered.
+
+        Args:
+            error: The exception that ended the training; None if it has ended well.
+        """
+        self.__exit__(None if error is None else type(error), error, None)
+
+    def begin(self) -> Start:
+        """Begin a loop that forge does not own, such as a trainer's.
+
+        Example::
+
+            with forge.Run(policy, model=model, optimizer=optimizer, loader=loader) as run:
+                step, epoch, *_ = run.begin()
+                ...                                    # between two steps, somebody else calls
+                run.boundary(step, epoch=epoch, taken=batches)
+
+        Call it last before the loop: after a resume it restores all objects again, and torch's
+        random state. The loader is a `forge.data.resumable`. A rollback of the NaN policy ends the
+        process with exit code 75; the next start begins there.
+
+        Returns:
+            A named tuple: `step` (steps done so far), `epoch` (as last given to `run.boundary`),
+            `is_resumed`, and `is_finished` (the loop had ended: train nothing).
+        Raises:
+            ForgeError: Outside `with forge.Run(...) as run:`, or after another loop of this Run.
+        """
+        if not self._is_inside:
+            raise ForgeError("Run.begin() needs `with forge.Run(...) as run:` around the loop")
+        return self._inner.begin()
+
+    def boundary(
+        self, step: int, *, epoch: int = 0, taken: int | Mapping[str, int] | None = None
+    ) -> bool:
+        """Say that a step of a loop begun by `run.begin` has ended; saves or stops if due.
+
+        Call it when everything of the step is done, the loop's own counters included: a resumed
+        job continues from what is saved here. A stop raises `Exit`.
+
+        Args:
+            step: Steps done, over all attempts; each call has a larger one.
+            epoch: Number of the current epoch, for messages and for `run.begin` after a resume.
+            taken: Batches trained on so far, over all attempts, by the loop's own count; for
+                several loaders a mapping from their names. Needed if a `forge.data.resumable` was
+                given to `forge.Run`: if the loop has taken more batches than this, it reads ahead,
+                and is refused (exit code 78).
+        Returns:
+            Whether the loop should end now, because `run.finish` was called.
+        Raises:
+            ForgeError: Outside such a loop, or if `step` is not larger than before.
+        """
+        return self._inner.pass_boundary(step, epoch, taken)
+
+    def end_loop(self, reason: str = "") -> None:
+        """End a loop begun by `run.begin`: all its steps are done. Does nothing without one.
+
+        The functions of `run.every` with `at_end=True` are called, and the state is saved.
+
+        Args:
+            reason: The explanation that is shown and stored in the ledger.
+        """
+        self._inner.end_loop(reason)
 
     def update(
         self,

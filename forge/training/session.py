@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from forge.training.loop.epoch_start import EpochStart
 from forge.training.loop.epochs import Epochs
 from forge.training.loop.evaluations import Evaluations
 from forge.training.loop.loops import Loops
+from forge.training.loop.pushed import PushedLoop, Start
 from forge.training.loop.resumable_loader import ResumableLoader
 from forge.training.loop.steps import Steps
 from forge.training.nan.nan_policy import NanPolicy, RateScale
@@ -251,6 +252,9 @@ class Session:
         self._steps = Steps(
             self.loops, self.boundary, self._leaving, self._updater, directory.metrics
         )
+        self._pushed = PushedLoop(
+            self.loops, self.boundary, self._updater, directory.metrics, self._live.given
+        )
         start = EpochStart(self.loops, self._own)
         self._epochs = Epochs(
             self.loops, start, self.boundary, self._steps, self._updater, directory.metrics
@@ -292,6 +296,19 @@ class Session:
         """See `Run.epochs`."""
         self._begin_loop()
         return self._epochs.begin(count)
+
+    def begin(self) -> Start:
+        """See `Run.begin`."""
+        self._begin_loop()
+        return self._pushed.begin()
+
+    def pass_boundary(self, step: int, epoch: int, taken: int | Mapping[str, int] | None) -> bool:
+        """See `Run.boundary`."""
+        return self._pushed.boundary(step, epoch, taken)
+
+    def end_loop(self, reason: str) -> None:
+        """See `Run.end_loop`."""
+        self._pushed.end(reason)
 
     def loader(self, loader: Iterable[Any]) -> ResumableLoader[Any]:
         """See `Run.loader`."""
@@ -337,6 +354,7 @@ class Session:
         loops, directory = self.loops, self._directory
         self._steps.end()
         self._epochs.end()
+        self._pushed.end("")
         if isinstance(self._nan.wants, Halt):
             self._leaving.halt(self._nan.wants)
         if missing := loops.missing:

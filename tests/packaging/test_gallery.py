@@ -22,7 +22,7 @@ from forge.process import world
 
 GALLERY = ROOT / "examples" / "gallery"
 HYDRA = {"plain_loop.py": "steps=300", "epochs.py": "epochs=3"}
-PLAIN = {"without_hydra.py": ["--steps", "300"], "handler_after.py": []}
+PLAIN = {"without_hydra.py": ["--steps", "300"], "handler_after.py": [], "own_loop.py": []}
 
 
 @pytest.fixture
@@ -65,6 +65,8 @@ def test_a_script_without_hydra_ends_the_same_when_it_is_killed(name, start, tmp
     assert_same_bits(*map(weights, runs))
     printed = [(tmp_path / folder / "output.txt").read_text() for folder in ("whole", "killed")]
     assert printed[0].splitlines()[-1] == printed[1].splitlines()[-1]
+    if name == "own_loop.py":
+        assert printed[0].splitlines()[-1] in (ROOT / "docs/how-to/own-loop.md").read_text()
 
 
 def test_the_handler_that_is_replaced_works_as_far_as_it_goes(start, tmp_path):

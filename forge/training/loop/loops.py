@@ -15,6 +15,9 @@ from forge.process import sections
 from forge.state import rng
 from forge.training.loop.resumable_loader import ResumableLoaders
 
+_PUSHED = "is_pushed"
+"""Marks the position of a loop that calls `run.boundary`."""
+
 
 class Phase(Enum):
     """The current part of an epoch of `run.epochs`."""
@@ -79,16 +82,29 @@ class Loops:
 
     def open(self, loader: Iterable[Any], epoch: int = 0) -> Position:
         """Start reading a loader; log once what a resume cannot repeat exactly."""
-        self.fixed.watch(loader)
         position = Position(loader, epoch)
         for before in self.positions:
             if isinstance(before, Position):
                 position.know(before)
-        for sentence in position.inexact():
+        self.watch(loader, position.inexact())
+        return position
+
+    def watch(self, loader: Iterable[Any], inexact: list[str]) -> None:
+        """Refuse later changes of a loader; log once what a resume cannot repeat exactly."""
+        self.fixed.watch(loader)
+        for sentence in inexact:
             if sentence not in self._said:
                 messages.warn(f"A resume could be inexact here: {sentence}")
                 self._said.add(sentence)
-        return position
+
+    def note_epoch(self, epoch: int) -> None:
+        """Note the epoch of a loop that somebody else owns; its loaders save their own place."""
+        self.positions[-1] = {_PUSHED: True, "epoch": epoch}
+
+    @staticmethod
+    def is_pushed(position: Position | dict[str, Any] | None) -> bool:
+        """Whether a position is that of such a loop."""
+        return isinstance(position, dict) and _PUSHED in position
 
     @property
     def epoch(self) -> int:
@@ -96,6 +112,8 @@ class Loops:
         if self.place is not None:
             return self.place.epoch
         position = self.positions[-1] if self.positions else None
+        if isinstance(position, dict) and self.is_pushed(position):
+            return int(position["epoch"])
         return position.epoch if isinstance(position, Position) else 0
 
     @property
@@ -141,17 +159,40 @@ class Loops:
     def is_in_pass_of(self, state: dict[str, Any]) -> bool:
         """Whether a captured state belongs to the current pass, or to the same loop."""
         saved, place = state["epochs"], self.place
+        if self.positions and self.is_pushed(self.positions[-1]):
+            return False  # no loop of somebody else's can go back
         is_within = saved is not None and saved["phase"] == Phase.within.name
         return place is None or (is_within and saved["epoch"] == place.epoch)
+
+    def _of_another_kind(self, now: str) -> StateMismatch:
+        """The error if the checkpoint was saved in a loop of another kind than this one."""
+        assert self.loaded is not None
+        is_pushed = any(map(self.is_pushed, self.loaded["positions"]))
+        saved = "a loop over run.epochs" if self.place is not None else "a loop over run.steps"
+        saved = "a loop with run.boundary" if is_pushed else saved
+        return StateMismatch(
+            f"data: the checkpoint has a position in {saved}, but this is {now}. A resumed training"
+            " cannot switch between the two: keep that loop, or start in a new directory"
+        )
+
+    def enter_steps(self) -> None:
+        """Begin a loop over `run.steps`."""
+        self.positions.append(None)
+        if self.is_pushed(self.saved_position):
+            raise self._of_another_kind("a loop over run.steps")
+
+    def enter_pushed(self) -> None:
+        """Begin a loop that somebody else owns, in the epoch of its checkpoint if there is one."""
+        self.positions.append(None)
+        saved = self.saved_position
+        if self.place is not None or (self.is_known and not self.is_pushed(saved)):
+            raise self._of_another_kind("a loop with run.boundary")
+        self.note_epoch(0 if saved is None else saved["epoch"])
 
     def enter_epochs(self) -> Place:
         """Begin the loop over `run.epochs`, at its saved position if there is one."""
         if self.place is None and self.loaded is not None and self.loaded["positions"]:
-            raise StateMismatch(
-                "data: the checkpoint has a position in a loop over run.steps, but this is a loop"
-                " over run.epochs. A resumed training cannot switch between the two: keep"
-                " run.steps, or start in a new directory"
-            )
+            raise self._of_another_kind("a loop over run.epochs")
         self.positions.append(None)
         self.positions[-1] = self.saved_position
         self.place = self.place or Place()

@@ -10,6 +10,7 @@ from forge.data.position import Position
 from forge.errors import ForgeError
 from forge.training import misuse
 from forge.training.loop.evaluations import Evaluations
+from forge.training.loop.pushed import Start
 from forge.training.loop.resumable_loader import ResumableLoader
 from forge.training.loop.steps import again, close
 from forge.training.nan.update import Updater
@@ -101,6 +102,30 @@ class PlainLoops:
             due = self._evaluations.due_after_pass(self.epoch + 1, self.step, is_new=is_new)
             self._evaluations.run(due, self.step)
             self._evaluations.is_after_pass = True
+
+    def begin(self) -> Start:
+        """See `Run.begin`."""
+        if self._has_begun:
+            raise ForgeError(misuse.BEGIN_AFTER_A_LOOP)
+        self._has_begun = self.is_in_step = True
+        return Start(self.step, self.epoch, is_resumed=False, is_finished=False)
+
+    def pass_boundary(self, step: int, epoch: int, taken: object) -> bool:
+        """See `Run.boundary`."""
+        misuse.check_boundary(step, self.step, is_open=self.is_in_step)
+        self.is_in_step = False
+        self._updater.settle()
+        self.step, self.epoch = step, epoch
+        self._run_due(is_end=self.is_finished)
+        self.is_in_step = not self.is_finished
+        self._updater.begin(step)
+        return self.is_finished
+
+    def end_loop(self, reason: str) -> None:
+        """See `Run.end_loop`."""
+        if self.is_in_step:
+            self.is_in_step = False
+            self._run_due(is_end=True, is_rest=True)
 
     def _one(self, value: Any) -> Generator[Any, None, None]:
         """One step."""

@@ -96,7 +96,7 @@ class Steps:
 
     def _loop(self, n: float, loader: Iterable[Any] | None) -> Generator[Any, None, None]:
         loops = self._loops
-        loops.positions.append(None)
+        loops.enter_steps()
         n = shortened.loop(n, loops.number)
         if loops.number and loops.step >= n and not (loops.is_known or loops.is_complete):
             raise ForgeError(again(n, loops.step))

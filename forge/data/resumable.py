@@ -1,0 +1,126 @@
+"""`forge.data.resumable`: a loader whose place in the data is saved, for loops that forge does not
+own.
+
+    with a pass under way    its start and the batches taken: a resume continues after them
+    between two passes       the next pass begins as it would have
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Generic, TypeVar
+
+from forge.data.position import Position
+from forge.state import rng
+
+_Batch = TypeVar("_Batch")
+
+
+class Resumable(Generic[_Batch]):
+    """A loader with `state_dict` and `load_state_dict`. See `resumable`."""
+
+    def __init__(self, loader: Iterable[_Batch]) -> None:
+        self.loader = loader
+        self.taken = 0
+        """Batches taken by whoever reads this loader, over all passes."""
+        self._position: Position | None = None
+        """The place in the current or last pass; None before the first."""
+        self._saved: dict[str, Any] | None = None
+        """A loaded state, until the next pass begins."""
+
+    def __len__(self) -> int:
+        return len(self.loader)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[_Batch]:
+        position = self._next_pass()
+        while True:
+            batch = position.next_of_pass()
+            if position.is_over:
+                return
+            self.taken += 1
+            yield batch
+
+    def _next_pass(self) -> Position:
+        before, saved = self._position, self._saved
+        if saved is not None and not saved["is_over"]:
+            position = Position(self.loader, saved["position"]["epoch"])
+            _quietly(lambda: position.load(saved["position"]))
+        elif saved is not None:
+            position = Position(self.loader, saved["position"]["epoch"] + 1)
+            _quietly(lambda: position.load_finished(saved["position"]))
+            position.name_changes(saved["position"])
+        elif before is not None:
+            if not before.is_over:  # its reader has left it by a break
+                before.end_pass(is_left=True)
+            position = Position(self.loader, before.epoch + 1)
+            position.follow(before)
+        else:
+            position = Position(self.loader)
+        self._position, self._saved = position, None
+        return position
+
+    def check(self, name: str) -> None:
+        """Check a loader with a state of its own: is it its place, and did it go there?
+
+        Args:
+            name: What messages call it.
+        Raises:
+            ConfigError: If its `state_dict` raises, or did not restore the place.
+        """
+        if self._position is not None and not self._position.is_over:
+            self._position.check(name)
+
+    def inexact(self) -> list[str]:
+        """Reasons why a resume could be inexact, one sentence each."""
+        return Position(self.loader).inexact()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place between two batches; not that of batches which were taken, but not used."""
+        if self._saved is not None:
+            return {"taken": self.taken, **self._saved}
+        if self._position is None:
+            return {"taken": self.taken, "position": None, "is_over": True}
+        return {
+            "taken": self.taken,
+            "position": self._position.state(),
+            "is_over": self._position.is_over,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go to a saved place; the pass that is begun next starts there."""
+        self.taken, self._position = state["taken"], None
+        is_begun = state["position"] is not None
+        self._saved = {key: state[key] for key in ("position", "is_over")} if is_begun else None
+
+
+def resumable(loader: Iterable[_Batch]) -> Resumable[_Batch]:
+    """Wrap a loader so that its place in the data is saved, to the batch, in any loop.
+
+    For a loop that forge does not own, such as a trainer's. Give it to `forge.Run` like a model;
+    without a Run, save its `state_dict()`, and restore torch's random state when you load it.
+
+    Example::
+
+        loader = forge.data.resumable(DataLoader(dataset, shuffle=True))
+        with forge.Run(policy, model=model, optimizer=optimizer, loader=loader) as run:
+            trainer.fit(model, loader)  # calls run.boundary between two steps
+
+    The loop must not read ahead: a batch that it took counts as used, and `run.boundary` refuses a
+    loop that has used fewer.
+
+    Args:
+        loader: A DataLoader, StatefulDataLoader, or any iterable of batches.
+    Returns:
+        An iterable of the same batches, with `len()` if the loader has it. If it is resumed inside
+        a pass, its first iteration yields what is left of that pass.
+    """
+    return Resumable(loader)
+
+
+def _quietly(go: Any) -> None:
+    """Go to a place without changing the random state."""
+    kept = rng.capture()
+    try:
+        go()
+    finally:
+        rng.restore(kept)

@@ -1,0 +1,98 @@
+"""A trainer that owns its loop, and calls `run.boundary` between two steps.
+
+Drop-out, accumulated gradients, a plateau schedule on the mean of an epoch, and data that draws.
+With `reads_ahead` it takes the next batch before it trains on this one.
+"""
+
+import torch
+from bench import DATA, play, play_arguments
+from torch.utils.data import DataLoader, Dataset
+
+import forge
+
+EPOCHS = 4
+
+
+class Drawing(Dataset):
+    """Noise on each item, drawn as it is read."""
+
+    def __len__(self):
+        return len(DATA)
+
+    def __getitem__(self, index):
+        x, y = DATA[index]
+        return x + 0.01 * torch.randn(6), y
+
+
+class Counters:
+    """What the trainer knows, and nobody else saves."""
+
+    def __init__(self):
+        self.batches = self.epoch = 0
+        self.losses = []
+
+    def state_dict(self):
+        return {"batches": self.batches, "epoch": self.epoch, "losses": list(self.losses)}
+
+    def load_state_dict(self, state):
+        self.batches, self.epoch, self.losses = state["batches"], state["epoch"], state["losses"]
+
+
+def ahead(loader):
+    """As Accelerate's DataLoaderShard."""
+    batches = iter(loader)
+    now = next(batches, None)
+    while now is not None:
+        coming = next(batches, None)
+        yield now
+        now = coming
+
+
+def trainer(bench):
+    counters, spec = Counters(), bench.spec
+    loader = DataLoader(Drawing(), 5, shuffle=True, num_workers=spec.get("workers", 0))
+    loader = forge.data.resumable(loader)
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(bench.optimizer, patience=0)
+    with bench.run(trainer=counters, loader=loader, schedule=schedule) as run:
+
+        @run.every(7, at_end=True)
+        def held_out(step):
+            run.log(held_out=bench.evaluate())
+
+        bench.optimizer.zero_grad()  # as Lightning does, after everything was restored
+        start = run.begin()
+        (bench.directory / "starts.txt").open("a").write(f"{[*start]}\n")
+        while not start.is_finished and counters.epoch < EPOCHS:
+            for x, y in ahead(loader) if spec.get("reads_ahead") else loader:
+                bench.reach(f"step {counters.batches}")
+                loss = (bench.model(x) - y).square().mean()
+                was_bad = bench.directory / "was_bad"
+                if counters.batches == spec.get("bad") and not was_bad.exists():
+                    was_bad.touch()
+                    loss = loss * float("nan")
+                (loss / 2).backward()
+                may_step = run.should_step(loss)
+                if not may_step:
+                    bench.optimizer.zero_grad()
+                elif counters.batches % 2:
+                    bench.optimizer.step()
+                    bench.optimizer.zero_grad()
+                counters.losses.append(loss.item())
+                run.log(loss=loss)
+                counters.batches += 1
+                bench.reach(f"end {counters.batches}")
+                place = {"epoch": counters.epoch, "taken": counters.batches}
+                if run.boundary(counters.batches, **place):
+                    return
+                if counters.batches == spec.get("finish_at"):
+                    run.finish("good enough")
+            schedule.step(sum(counters.losses) / len(counters.losses))
+            counters.losses = []
+            counters.epoch += 1
+            bench.reach(f"epoch {counters.epoch}")
+        run.end_loop()
+        bench.reach("after")
+
+
+if __name__ == "__main__":
+    play_arguments(lambda directory, spec: play([trainer], directory, spec))
