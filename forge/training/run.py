@@ -285,7 +285,11 @@ class Run:
         return self._inner.batches(loader)
 
     def open(self) -> Run:
-        """Enter the `with` block by a call, for code that has no block; end it by `close`."""
+        """Enter the `with` block by a call, for code that has no block; `close` leaves it.
+
+        Returns:
+            This Run.
+        """
         return self.__enter__()
 
     def close(self, error: BaseException | None = None) -> None:

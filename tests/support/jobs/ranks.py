@@ -93,7 +93,29 @@ loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data, seed=3)
 policy = {"checkpoint": {"dir": str(directory / "checkpoints"), **spec.get("checkpoint", {})}}
 seen = torch.zeros(96)
 
-with forge.Run(policy | spec.get("policy", {}), model=model, optimizer=optimizer) as run:
+objects = {"model": model, "optimizer": optimizer}
+if spec.get("pushed"):
+    objects["loader"] = loader = forge.data.resumable(loader)
+
+
+def steps(run, n):
+    """Those of `run.steps`, or of a loop that owns itself."""
+    if not spec.get("pushed"):
+        yield from run.steps(n, loader)
+        return
+    start = run.begin()
+    step = start.step
+    while not start.is_finished and step < n:
+        for batch in loader:
+            yield step, batch
+            step += 1
+            run.boundary(step, taken=step)
+            if step == n:
+                break
+    run.end_loop()
+
+
+with forge.Run(policy | spec.get("policy", {}), **objects) as run:
 
     @run.every(spec.get("eval_every", 5))
     def held_out(step):
@@ -108,7 +130,7 @@ with forge.Run(policy | spec.get("policy", {}), model=model, optimizer=optimizer
 
     if "large" in spec:
         run.state["seen"] = torch.zeros(20_000)
-    for step, (inputs, targets) in run.steps(spec.get("n", 40), loader):
+    for step, (inputs, targets) in steps(run, spec.get("n", 40)):
         for group in optimizer.param_groups if "rate" in spec else []:
             group["lr"] *= spec["rate"]
         in_step(step)

@@ -6,6 +6,7 @@ import random
 import pytest
 import torch
 from harness import assert_same_run
+from ranked import RankedJob
 from torch.utils.data import DataLoader
 
 import forge
@@ -85,6 +86,15 @@ def test_finish_ends_it(tmp_path, make_job):
     (attempt,) = job.history.attempts
     assert attempt.events[-1]["kind"] == "finish"
     assert attempt.events[-1]["step"] == 10
+
+
+def test_ranks_stop_after_the_same_step_and_end_as_in_a_loop_over_steps(tmp_path):
+    """One engine: the same bits as `run.steps`, on all ranks, though only one was signalled."""
+    whole = RankedJob(tmp_path / "whole", 2, n=30)
+    whole.run_to_end()
+    job = RankedJob(tmp_path / "job", 2, n=30, pushed=True, signal=[[17, 1]])
+    job.run_to_end([75, 75])
+    job.assert_same_run(whole)
 
 
 # -- misuse, and a disabled Run -------------------------------------------------------------------
