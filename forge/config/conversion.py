@@ -163,16 +163,35 @@ def _default(key: str) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
+_TIE = 0.01
+"""Difference between two similarities below which neither key is suggested."""
+
+
 def nearest_key(key: str) -> str | None:
-    """The existing key that is most similar to a mistyped one."""
+    """The existing key that is most similar to a mistyped one; None if two are equally so."""
     known = known_keys()
     groups = {k.rsplit(".", n)[0] for k in known for n in range(1, k.count(".") + 1)}
     last = key.rsplit(".", 1)[-1]
     same_name = [k for k in known if k.rsplit(".", 1)[-1] == last]
     if len(same_name) == 1:
         return same_name[0]
-    close = difflib.get_close_matches(key, [*known, *groups], n=1, cutoff=0.6)
-    return close[0] if close else None
+    close = difflib.get_close_matches(key, [*known, *groups], n=2, cutoff=0.6)
+    if not close:
+        return None
+    best, *second = (difflib.SequenceMatcher(None, one, key).ratio() for one in close)
+    return None if second and best - second[0] < _TIE else close[0]
+
+
+def suggestion(key: str) -> str:
+    """What to write instead of a key that does not exist: the nearest key, or its group's keys."""
+    near = nearest_key(key)
+    if near:
+        return f"Did you mean `resilience.{near}`?"
+    group = key.rpartition(".")[0]
+    members = [one.removeprefix(f"{group}.") for one in known_keys() if one.startswith(f"{group}.")]
+    if not members:
+        return ""
+    return f"`resilience.{group}` has the keys {', '.join(members)}."
 
 
 def _set(typed: DictConfig, key: str, value: Any) -> str | None:
@@ -195,8 +214,7 @@ def _set(typed: DictConfig, key: str, value: Any) -> str | None:
         problem = group_problem(key)
         if problem is not None:  # {}: a group without any key
             return None if value == {} else f"{shown}: {problem}"
-        near = nearest_key(key)
-        hint = f"Did you mean `resilience.{near}`?" if near else "See conf/resilience/default.yaml."
+        hint = suggestion(key) or "See conf/resilience/default.yaml."
         return f"{shown}: there is no such key. {hint}"
     default = _plain_defaults().get(path, ...)
     if type(value) is type(default) and value == default:

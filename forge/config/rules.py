@@ -106,7 +106,10 @@ def _rule_problems(p: Policy, *, is_command: bool) -> list[str]:
             elif not 1 <= code <= 255:
                 found.append(f"`{key}.exit_codes`: {code} is not an exit code; they are 1 to 255.")
         if not rule.exit_codes:
-            found.append(f"`{key}.exit_codes=[]`: names no exit code, so the rule does nothing.")
+            found.append(
+                f"`{key}.exit_codes=[]`: names no exit code, so the rule does nothing. List the"
+                " codes after which the job is restarted, for example [1], or remove the rule."
+            )
     return found
 
 

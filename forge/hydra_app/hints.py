@@ -20,6 +20,7 @@ from forge import messages
 _OVERRIDE = re.compile(r"[+~]{0,2}resilience\.([\w.]+)=")
 
 _ANY = re.compile(r"[+~]{0,2}([\w/]+)([\w./]*)=")
+_NO_PRESET = re.compile(r"\+{0,2}(resilience=(?:null|true|false|[\d.]+))$", re.IGNORECASE)
 _LAUNCHER = "hydra.launcher"
 _SIMILAR = 0.8
 """How much two names resemble each other if one is the other, mistyped."""
@@ -58,6 +59,11 @@ def arm(arguments: Iterable[str], search_path: Callable[[], Iterable[str]] = tup
 
 def _mistyped_hint(word: str) -> str:
     """A sentence about an override whose first words are not quite forge's; else empty."""
+    if no_preset := _NO_PRESET.match(word):
+        return (
+            f"`{no_preset[1]}`: expected the name of a preset, for example `resilience=default`."
+            " To train without forge, write `resilience=disabled`."
+        )
     match = _ANY.match(word)
     if match is None:
         return ""
@@ -78,9 +84,17 @@ def _is_similar(name: str, known: str) -> bool:
 
 
 def _launcher_hint(name: str) -> str:
-    """A sentence about an option that no launcher of forge has; else empty."""
+    """A sentence about an option that the command's launcher does not have; else empty."""
     from forge.config import slurm_keys
 
+    local = {*slurm_keys.OF_LOCAL_JOBS}
+    slurm = {*slurm_keys.PER_JOB, *slurm_keys.OF_THE_SWEEP} - local - slurm_keys.OF_BOTH
+    for launcher, other, options in (("local", "slurm", slurm), ("slurm", "local", local)):
+        if f"hydra/launcher={launcher}" in _arguments and name in options:
+            return (
+                f"`{_LAUNCHER}.{name}` is an option of `hydra/launcher={other}`, not of"
+                f" `hydra/launcher={launcher}`. Remove the option, or change the launcher."
+            )
     known = [*slurm_keys.PER_JOB, *slurm_keys.OF_THE_SWEEP, *slurm_keys.OF_LOCAL_JOBS]
     near = difflib.get_close_matches(name, known, 1)
     if name in known or name.startswith("_") or not near:
@@ -100,7 +114,7 @@ def composition_succeeded() -> None:
 def hints_for(keys: Iterable[str]) -> list[str]:
     """One sentence for each key that Hydra possibly refused."""
     from forge.config import removed, slurm_keys
-    from forge.config.conversion import group_problem, known_keys, nearest_key, signal_name
+    from forge.config.conversion import group_problem, known_keys, signal_name, suggestion
     from forge.config.schema import SIGNALS
 
     known = known_keys()
@@ -112,7 +126,6 @@ def hints_for(keys: Iterable[str]) -> list[str]:
     found = []
     for key in unknown:
         group, _, name = key.rpartition(".")
-        near = nearest_key(key)
         refused = removed.problem(key) or slurm_keys.refused(key)
         if refused is not None:
             found.append(refused)
@@ -120,11 +133,8 @@ def hints_for(keys: Iterable[str]) -> list[str]:
             found.append(f"`resilience.{key}`: {problem}")
         elif group == "signal.actions" and signal_name(name) in SIGNALS:
             found.append(f"write `resilience.{group}.{signal_name(name)}=…`")
-        elif near:
-            found.append(
-                f"`resilience.{key}` is not a key of forge's policy. Did you mean"
-                f" `resilience.{near}`?"
-            )
+        elif instead := suggestion(key):
+            found.append(f"`resilience.{key}` is not a key of forge's policy. {instead}")
         # A key unlike any of ours can be the app's own, and Hydra has reported it.
     return found
 

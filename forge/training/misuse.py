@@ -134,7 +134,8 @@ def check_count(call: str, n: Any, loaders: Iterable[Any] = ()) -> None:
         raise ForgeError(f"run.{call}({n}): expected a whole number of {call}, 0 or more.")
     is_swapped = any(isinstance(one, int) for one in loaders)
     if isinstance(n, torch.Tensor) or not hasattr(n, "__iter__") or isinstance(n, str):
-        remedy = f"Write run.{call}(int(n)), for example." if isinstance(n, str) else _LOOPS[call]
+        as_number = f"`run.{call}(int(n))`, for example."
+        remedy = f"Write {as_number if isinstance(n, str) else _LOOPS[call]}"
     elif is_swapped:
         remedy = f"The number comes first, then the loader: {_LOOPS[call]}"
     else:
@@ -180,9 +181,11 @@ def check_function(call: str, function: Any, arguments: int) -> None:
     except TypeError:
         name = getattr(function, "__name__", type(function).__name__)
         takes = "the number of steps done" if arguments else "no arguments"
+        step = "step" if arguments else ""
+        form = f"lambda {step}: …" if name == "<lambda>" else f"def {name}({step}):"
         raise ForgeError(
             f"run.{call}: forge calls {name} with {takes}, and {name}{signature} does not take"
-            f" that. Write `def {name}({'step' if arguments else ''}):`."
+            f" that. Write `{form}`."
         ) from None
 
 

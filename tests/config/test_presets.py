@@ -97,7 +97,8 @@ def test_a_jobs_own_options_are_those_of_the_launcher():
     theirs = [one.name for one in dataclasses.fields(SlurmOptions) if one.name != "_target_"]
     assert {*slurm_keys.PER_JOB, *slurm_keys.OF_THE_SWEEP} == {*theirs, "n_jobs"}
     local = {one.name for one in dataclasses.fields(LocalOptions)}
-    assert set(slurm_keys.OF_LOCAL_JOBS) == local - {"timeout_min", "progress"}
+    assert local & set(theirs) == slurm_keys.OF_BOTH
+    assert set(slurm_keys.OF_LOCAL_JOBS) == local - slurm_keys.OF_BOTH
     assert list(slurm_keys.PER_JOB) == [one for one in theirs if one in slurm_keys.PER_JOB]
 
 

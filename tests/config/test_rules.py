@@ -14,7 +14,7 @@ import pytest
 from omegaconf import OmegaConf
 from repository import ROOT
 
-from forge.config.conversion import known_keys, nearest_key
+from forge.config.conversion import known_keys, nearest_key, suggestion
 from forge.config.loading import from_overrides, load
 from forge.config.rules import directory_problem
 from forge.config.schema import (
@@ -506,10 +506,19 @@ def test_what_plainly_means_the_right_thing_is_taken(key, value, expected):
         ("ckpt.keep_last", "checkpoint.keep_last"),
         ("enable", "enabled"),
         ("qqq", None),
+        ("requeue.max_requeues", None),  # as near to max_failures as to max_timeouts
     ],
 )
 def test_the_nearest_key_is_the_one_that_was_meant(typo, meant):
     assert nearest_key(typo) == meant
+
+
+def test_a_key_like_several_has_no_guess_but_the_keys_of_its_group():
+    """A guess among equals sends its reader to the wrong budget."""
+    instead = suggestion("requeue.max_requeues")
+    assert instead.startswith("`resilience.requeue` has the keys enabled, ")
+    assert "max_preemptions, max_timeouts" in instead
+    assert suggestion("qqq.rrr") == ""
 
 
 def test_a_source_of_weights_that_nothing_would_load_is_refused():

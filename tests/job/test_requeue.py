@@ -400,6 +400,7 @@ def test_all_problems_of_rules_are_told_together():
         assert why in line
     assert "`resilience.requeue.rules[0].max_restarts=0`: has to be at least 1." in text
     assert "`resilience.requeue.rules[1].exit_codes=[]`: names no exit code" in text
+    assert "List the codes after which the job is restarted, for example [1]" in text
 
 
 def test_good_rules_come_in_typed():

@@ -99,7 +99,7 @@ FOUND = [
     "model: at the end of a step it still has gradients from a backward pass under",
     "accepted",
     "model.0: FullyShardedDataParallel (FSDP1) cannot be saved",
-    "Run.update(scaler=…): a GradScaler does not support sharded parameters",
+    "run.update(scaler=…): a GradScaler does not support sharded parameters",
 ]
 
 

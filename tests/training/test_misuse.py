@@ -46,8 +46,8 @@ LOOPS = {
         " first, then the loader: `for step, batch in run.steps(1000, loader):`",
     ),
     "loader alone": (lambda run: run.steps(LOADER), "Write `for step, batch in run.steps(1000,"),
-    "text as n": (lambda run: run.steps("4"), "found the str '4'. Write run.steps(int(n))"),
-    "flag as n": (lambda run: run.steps(True), "found the bool True"),
+    "text as n": (lambda run: run.steps("4"), "found the str '4'. Write `run.steps(int(n))`"),
+    "flag as n": (lambda run: run.steps(True), "found the bool True. Write `for step, batch in"),
     "below zero": (lambda run: run.steps(-1), "run.steps(-1): expected a whole number of steps"),
     "a fraction": (lambda run: run.steps(2.5), "run.steps(2.5): expected a whole number of steps"),
     "no number": (lambda run: run.steps(math.nan), "run.steps(nan): expected a whole number"),
@@ -65,7 +65,8 @@ LOOPS = {
     ),
     "function without step": (
         lambda run: run.every(5)(lambda: None),
-        "forge calls <lambda> with the number of steps done, and <lambda>() does not take that",
+        "forge calls <lambda> with the number of steps done, and <lambda>() does not take that."
+        " Write `lambda step: …`.",
     ),
     "on_stop of a result": (
         lambda run: run.on_stop(print(end="")),
@@ -114,7 +115,7 @@ UPDATES = {
     ),
     "optimizer of another model": (
         lambda run, job, loss: run.update(loss, type(job.opt)(torch.nn.Linear(2, 1).parameters())),
-        "this SGD was not given to forge.Run",
+        "run.update(optimizer=…): this SGD was not given to forge.Run",
     ),
     "every inside a step": (
         lambda run, job, loss: run.every(5),
@@ -211,6 +212,9 @@ def test_a_value_that_contains_itself_is_named(wrap, job):
         ("hydra.launcer.n_jobs=2", "Did you mean `hydra.launcher.n_jobs`?"),
         ("hydra/luncher=slurm", "Did you mean `hydra/launcher`?"),
         ("hydra.launcher.timeout_min=2", None),
+        ("resilience=null", "To train without forge, write `resilience=disabled`."),
+        ("+resilience=False", "for example `resilience=default`"),
+        ("resilience=debug", None),
         ("model.resilient=1", None),
         ("lr=0.1", None),
     ],
@@ -220,6 +224,29 @@ def test_a_mistyped_first_word_has_a_hint(argument, hint, monkeypatch):
     monkeypatch.setattr(hints.atexit, "register", lambda function: None)
     hints.arm([argument])
     assert [hint in one for one in hints._mistyped] == [True] * (hint is not None)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "option", "other"),
+    [
+        ("local", "partition=gpu", "slurm"),
+        ("local", "wait=false", "slurm"),
+        ("slurm", "gpus_per_job=1", "local"),
+        ("local", "n_jobs=2", None),
+        ("local", "timeout_min=2", None),
+        ("local", "progress=none", None),
+        ("slurm", "partition=gpu", None),
+        ("slurm", "n_jobs=2", "local"),
+        ("submitit_slurm", "partition=gpu", None),
+    ],
+)
+def test_an_option_of_the_other_launcher_names_that_launcher(launcher, option, other, monkeypatch):
+    """Hydra says only that the key is not in struct."""
+    monkeypatch.setattr(hints, "_mistyped", [])
+    monkeypatch.setattr(hints.atexit, "register", lambda function: None)
+    hints.arm([f"hydra/launcher={launcher}", f"hydra.launcher.{option}"])
+    expected = f"is an option of `hydra/launcher={other}`, not of `hydra/launcher={launcher}`."
+    assert [expected in one for one in hints._mistyped] == [True] * (other is not None)
 
 
 def test_a_machine_without_slurm_says_where_to_submit(monkeypatch, tmp_path):

@@ -180,14 +180,14 @@ class Updater:
         for one in schedules:
             if isinstance(one, torch.optim.lr_scheduler.ReduceLROnPlateau):
                 raise ForgeError(
-                    "Run.update(schedule=…): ReduceLROnPlateau steps on a metric, not on every"
+                    "run.update(schedule=…): ReduceLROnPlateau steps on a metric, not on every"
                     " update. Leave it out here, call schedule.step(metric) where the metric is"
                     " known, and give it to forge.Run(policy, …, schedule=schedule)."
                 )
         for one in optimizers:
             if isinstance(one, torch.optim.LBFGS):
                 raise ForgeError(
-                    "Run.update(optimizer=…): LBFGS computes the loss several times in one step."
+                    "run.update(optimizer=…): LBFGS computes the loss several times in one step."
                     " Call optimizer.step(closure) yourself if run.should_step(loss) is true, and"
                     " give the optimizer to forge.Run(policy, …, optimizer=optimizer)."
                 )
@@ -195,18 +195,18 @@ class Updater:
         is_scaled = scaler is not None and scaler.is_enabled()
         if is_scaled and any(shards.is_sharded(p) for group in groups for p in group["params"]):
             raise ForgeError(
-                "Run.update(scaler=…): a GradScaler does not support sharded parameters: each rank"
+                "run.update(scaler=…): a GradScaler does not support sharded parameters: each rank"
                 " would check only its own gradients. Train in bfloat16, which needs no scaler."
             )
         if not optimizers:
-            raise ForgeError("Run.update(optimizer=[]): expected at least one optimizer.")
+            raise ForgeError("run.update(optimizer=[]): expected at least one optimizer.")
         named = [("optimizer", one) for one in optimizers] + [("schedule", s) for s in schedules]
         for name, one in [*named, *([("scaler", scaler)] if scaler is not None else [])]:
             if not self._live.holds(one):
                 raise ForgeError(
-                    f"Run.update({name}=…): this {type(one).__name__} was not given to forge.Run,"
+                    f"run.update({name}=…): this {type(one).__name__} was not given to forge.Run,"
                     f" so its state would be lost at every stop. Write"
-                    f" forge.Run(policy, …, {name}={name})."
+                    f" `forge.Run(policy, …, {name}={name})`."
                 )
         self._accepted.add(given)
 
