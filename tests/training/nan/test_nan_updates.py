@@ -264,7 +264,7 @@ def test_an_object_that_the_run_does_not_know_is_refused(tmp_path, name):
         for _, loss in zip(run.steps(1), losses(model, 1), strict=False):
             loss.backward()
             schedule = schedule or torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
-            with pytest.raises(forge.ForgeError, match=rf"Run.update\({name}=…\).*{name}={name}"):
+            with pytest.raises(forge.ForgeError, match=rf"run.update\({name}=…\).*{name}={name}"):
                 run.update(loss, optimizer, schedule, scaler=scaler)
 
 
