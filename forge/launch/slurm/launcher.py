@@ -256,9 +256,10 @@ def _not_submitted(
 ) -> ConfigError:
     hint = f"Jobs submitted before stay in the queue: {' '.join(before)}.\n" if before else ""
     problem = (
-        f"sbatch did not accept the batch script {script}:\n{error}\n{hint}Once sbatch accepts jobs"
-        " again (free places in the queue, or a higher limit), run the command below. It submits"
-        f" the missing jobs, and waits for all jobs:\n  {command}"
+        f"sbatch did not accept the batch script {script}:\n{error}\n{hint}If sbatch names an"
+        " option above, correct that option. If it names a full queue, a limit, or a controller"
+        " that does not answer, run the command below later. It submits the missing jobs, and waits"
+        f" for all jobs:\n  {command}"
     )
     return ConfigError([problem], "The submission")
 

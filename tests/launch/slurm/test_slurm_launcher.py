@@ -163,7 +163,7 @@ def test_jobs_with_other_limits_are_other_arrays(app):
         ("+hydra.launcher.additional_parameters.signal=USR1", "forge sets --signal itself"),
         (
             "+hydra.launcher.additional_parameters.nonsense=x",
-            "sbatch did not accept the batch script",
+            "If sbatch names an option above, correct that option.",
         ),
     ],
 )
