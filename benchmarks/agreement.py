@@ -34,7 +34,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import forge
 from forge import messages
-from forge.group.ranks import Ranks
+from forge.group.ranks import StoreCoordinator
 
 AIM_US = 2.0
 MESSAGES = (
@@ -47,7 +47,7 @@ QUIET_FROM = 10
 
 def turns(rank: int, num_calls: int, rounds: int) -> list[dict[str, float]]:
     """Microseconds of one call, by what was measured, for each round."""
-    group, value, found = Ranks(), torch.zeros(1, dtype=torch.int32), []
+    group, value, found = StoreCoordinator(), torch.zeros(1, dtype=torch.int32), []
     for number in range(rounds + 1):
         row = {}
         dist.barrier()

@@ -33,12 +33,12 @@ from forge.checkpoint.format import manifest, tensorfile
 from forge.checkpoint.format.codec import Encoder, decode
 from forge.checkpoint.format.manifest import Manifest
 from forge.checkpoint.format.tensorfile import Layout
-from forge.checkpoint.io.arena import Arena
 from forge.checkpoint.io.copying import flat
+from forge.checkpoint.io.host_buffer import HostBuffer
 from forge.checkpoint.io.output import write_file
 from forge.checkpoint.load.file_reading import CheckedFile
-from forge.checkpoint.load.tensor_reading import Part, TensorFile
-from forge.checkpoint.save.image import Image, room_for
+from forge.checkpoint.load.tensor_reading import TensorFile, TensorPart
+from forge.checkpoint.save.staged_file import StagedFile, room_for
 from forge.filesystem import durable
 
 SHARDS = "DCP_SHARDING_INFO"
@@ -128,14 +128,14 @@ class LoadPlanner(DefaultLoadPlanner):
 class Writer(StorageWriter):
     """Writes the files of forge."""
 
-    def __init__(self, arena: Arena | None = None) -> None:
+    def __init__(self, arena: HostBuffer | None = None) -> None:
         self.times: Times = {}
         self.folder = Path()
         self.filled_at = 0.0
         self._rank = 0
         self._arena = arena
         self._key: Any = None
-        self._image: Image | None = None
+        self._image: StagedFile | None = None
 
     def reset(self, checkpoint_id: Any = None) -> None:
         """Begin a checkpoint."""
@@ -183,20 +183,20 @@ class Writer(StorageWriter):
         future.set_result(results)
         return future
 
-    def _image_of(self, tensors: dict[str, torch.Tensor], shards: Any) -> Image:
+    def _image_of(self, tensors: dict[str, torch.Tensor], shards: Any) -> StagedFile:
         key = [(name, t.dtype, t.shape) for name, t in tensors.items()], shards
         if self._image is None or key != self._key:
             layout = Layout(tensors, {SHARDS: json.dumps(shards), "DCP_VERSION": "1.0"})
             if self._arena is None:
-                self._arena = Arena(room_for(layout.size))
-            self._image = Image(layout, tensors, self._arena)
+                self._arena = HostBuffer(room_for(layout.size))
+            self._image = StagedFile(layout, tensors, self._arena)
             self._key = key
         head, arena = self._image.layout.head, self._arena
         assert arena is not None
         arena.memory[: len(head)] = head  # of another writer, where they share it
         return self._image
 
-    def _write(self, image: Image, texts: dict[str, Any]) -> dict[str, Any]:
+    def _write(self, image: StagedFile, texts: dict[str, Any]) -> dict[str, Any]:
         names = f"tensors_rank{self._rank:05}.safetensors", f"state_rank{self._rank:05}.json"
         with image.readers() as readers:
             tensors = write_file(self.folder / names[0], image.layout.size, readers)
@@ -288,7 +288,7 @@ class Reader(StorageReader):
                         n: torch.empty_like(t, device="cpu") for n, t in held.outline.items()
                     }
                     held.read_parts(
-                        [Part(n, 0, flat(t)) for n, t in tensors.items()], is_whole=True
+                        [TensorPart(n, 0, flat(t)) for n, t in tensors.items()], is_whole=True
                     )
                     self._copy(tensors, items, planner)
                 opened.close()

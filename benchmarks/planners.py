@@ -43,13 +43,13 @@ from forge.checkpoint.format import manifest
 from forge.checkpoint.format.checksums import entry_of
 from forge.checkpoint.format.codec import Encoder
 from forge.checkpoint.format.tensorfile import Layout
-from forge.checkpoint.io.arena import Arena
 from forge.checkpoint.io.copying import flat
+from forge.checkpoint.io.host_buffer import HostBuffer
 from forge.checkpoint.io.output import write_file
 from forge.checkpoint.load import reading
 from forge.checkpoint.load.file_reading import CheckedFile
-from forge.checkpoint.load.tensor_reading import Part, TensorFile
-from forge.checkpoint.save.image import Image, room_for
+from forge.checkpoint.load.tensor_reading import TensorFile, TensorPart
+from forge.checkpoint.save.staged_file import StagedFile, room_for
 from forge.config.schema import CheckpointConfig
 
 State = dict[str, Any]
@@ -70,7 +70,7 @@ PARTS = (
 class Saver:
     """Saves through the planners, one after the other."""
 
-    def __init__(self, name: str, arena: Arena) -> None:
+    def __init__(self, name: str, arena: HostBuffer) -> None:
         self._name = name
         self._writer = Writer(arena)
         self._kept: tuple[Any, SavePlanner] | None = None
@@ -129,7 +129,7 @@ def measure(folder: Path, training: Training, rounds: int) -> dict[str, dict[str
     store = Store(folder / "store", CheckpointConfig(keep_last=1))
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=0, world_size=1)
     mesh = dist.device_mesh.init_device_mesh("cpu", (1,))
-    arena = Arena(room_for(size + (1 << 20)))
+    arena = HostBuffer(room_for(size + (1 << 20)))
     savers = {name: Saver(name, arena) for name in PLANNED}
     state, encoder = training.state(), Encoder()
     encoder.encode(state)
@@ -277,7 +277,7 @@ def run_rank(rank: int, folder: Path) -> None:
     if rank == 0:
         Path(folder, "expected").mkdir()
         layout = Layout(expected)
-        image = Image(layout, expected, Arena(room_for(layout.size)))
+        image = StagedFile(layout, expected, HostBuffer(room_for(layout.size)))
         image.fill(expected)
         with image.readers() as readers:
             write_file(folder / "expected" / "whole.safetensors", layout.size, readers)
@@ -312,7 +312,7 @@ def check_sharded(folder: Path) -> None:
     whole = folder / "expected" / "whole.safetensors"
     opened = TensorFile(CheckedFile(whole, entry_of(whole.read_bytes())))
     expected = {name: torch.empty_like(t, device="cpu") for name, t in opened.outline.items()}
-    opened.read_parts([Part(n, 0, flat(t)) for n, t in expected.items()], is_whole=False)
+    opened.read_parts([TensorPart(n, 0, flat(t)) for n, t in expected.items()], is_whole=False)
     for name, reader in (
         ("forge's", Reader(path)),
         ("torch's", HuggingFaceStorageReader(str(path))),

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from forge.config.schema import HangConfig
-from forge.process.progress import Marks, Page, Section
+from forge.process.progress import HeartbeatPage, HeartbeatWriter, Phase
 from forge.process.sections import Sections
 
 _APP = """
@@ -128,21 +128,21 @@ def job(folder: Path, action: str, *, num_steps: int, seconds: float) -> dict[st
 
 def calls(count: int) -> None:
     """Print what each call takes, from so many of each."""
-    page = Page.create()
-    marks = Marks.open(page.environ)
-    marked, unmarked = Sections(HangConfig(), marks), Sections(HangConfig(), Marks())
+    page = HeartbeatPage.create()
+    marks = HeartbeatWriter.open(page.environ)
+    marked, unmarked = Sections(HangConfig(), marks), Sections(HangConfig(), HeartbeatWriter())
     marked.begin_step()
 
     def inside(one: Sections) -> None:
-        with one.inside(Section.collective):
+        with one.inside(Phase.collective):
             pass
 
     for name, call in {
-        "a mark": lambda: marks.enter(Section.step, 1, 300.0),
+        "a mark": lambda: marks.enter(Phase.step, 1, 300.0),
         "a step": marked.begin_step,
         "a step, not watched": unmarked.begin_step,
-        "bytes written, in another section": lambda: marked.advance(Section.save),
-        "progress in its section": lambda: marked.advance(Section.step),
+        "bytes written, in another section": lambda: marked.advance(Phase.save),
+        "progress in its section": lambda: marked.advance(Phase.step),
         "a section, entered and left": lambda: inside(marked),
         "the same, not watched": lambda: inside(unmarked),
         "a look at the page": page.read,

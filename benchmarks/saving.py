@@ -165,10 +165,10 @@ def memcpy_ms(size: int) -> Callable[[], float]:
 
 def disk_ms(size: int, path: Path) -> Callable[[], float]:
     """The limit: as many bytes past the page cache, in as many threads as forge has, synced."""
-    from forge.checkpoint.io.arena import Arena
+    from forge.checkpoint.io.host_buffer import HostBuffer
     from forge.checkpoint.io.output import NUM_THREADS
 
-    blocks = [Arena(BLOCK).memory for _ in range(NUM_THREADS)]
+    blocks = [HostBuffer(BLOCK).memory for _ in range(NUM_THREADS)]
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_DIRECT", 0)
 
     def measure() -> float:

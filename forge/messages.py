@@ -90,7 +90,7 @@ def escape(text: str, kept: str = "") -> str:
     return "".join(c if c.isprintable() or c in kept else ascii(c)[1:-1] for c in text)
 
 
-def few(names: Iterable[object], most: int) -> str:
+def truncate_list(names: Iterable[object], most: int) -> str:
     """`a, b and 3 more`: the first `most` names and the number of the others."""
     found = list(map(str, names))
     more = f" and {len(found) - most} more" if len(found) > most else ""

@@ -34,18 +34,18 @@ from forge.checkpoint.ownership.workspace import Workspace
 from forge.checkpoint.retention import pins
 from forge.checkpoint.retention.in_use import reading_lock
 from forge.checkpoint.retention.removal import Remover
-from forge.checkpoint.retention.retention import Retention, Seen
-from forge.checkpoint.save import together
-from forge.checkpoint.save.copies import Copies, Snapshot
-from forge.checkpoint.save.staging import Part, merged
-from forge.checkpoint.save.together import Exchange
+from forge.checkpoint.retention.retention import CheckpointIndex, Retention
+from forge.checkpoint.save import distributed_save
+from forge.checkpoint.save.distributed_save import Exchange
+from forge.checkpoint.save.staging import StagedPart, merged
+from forge.checkpoint.save.staging_pool import Snapshot, StagingPool
 from forge.config.schema import CheckpointConfig
 from forge.errors import CheckpointError
 from forge.filesystem import durable
 from forge.filesystem.steps import step_dirs, step_of
-from forge.group.group import Group, Solo
+from forge.group.group import Coordinator, SingleProcess
 
-_ALONE = Solo()
+_ALONE = SingleProcess()
 _Made = TypeVar("_Made")
 
 
@@ -60,7 +60,7 @@ class Store:
         attempt: int = 0,
         keep_back_steps: int | None = None,
         keep_back_every: int = 1,
-        ranks: Group = _ALONE,
+        ranks: Coordinator = _ALONE,
         personal: Collection[str] = (),
     ) -> None:
         """Claim `directory`, creating it, and remove what a killed save left.
@@ -83,8 +83,8 @@ class Store:
         self.job = ""
         """The id of `job.json`, for the manifest."""
         self._retention = Retention(config, keep_back_steps, keep_back_every)
-        self._copies = Copies()
-        self._seen = Seen()
+        self._copies = StagingPool()
+        self._seen = CheckpointIndex()
         self.logged: Callable[[], Logged] = dict
         """Returns the metrics logged last, for the manifest."""
         self.before_save: Callable[[], None] = lambda: None
@@ -140,7 +140,7 @@ class Store:
             CheckpointError: If there are checkpoints but none of them verifies.
             NewerFormat: If any of them was written by a newer version of forge.
         """
-        names = self._exchange.first("the list of checkpoints", self._names)
+        names = self._exchange.broadcast("the list of checkpoints", self._names)
         steps = {self.directory / name: step_of(self.directory / name) or 0 for name in names}
         most = max(steps.values(), default=0) if at_most is None else at_most
         wanted = [path for path, step in steps.items() if step % every == 0 and step <= most]
@@ -247,13 +247,13 @@ class Store:
                 stack.callback(shutil.rmtree, temporary, ignore_errors=True)
                 return str(temporary)
 
-            def publish(temporary: Path, parts: Sequence[Part]) -> None:
+            def publish(temporary: Path, parts: Sequence[StagedPart]) -> None:
                 self.publish(temporary, final, parts, snapshot)
                 snapshot.is_spent = snapshot.is_independent
                 durable.replace_link(self.directory / LATEST, name, temporary.parent)
 
             check = lambda: self._workspace.check()  # noqa: E731 - of rank 0 alone
-            is_new = together.save(self._exchange, snapshot, begin, check, publish)
+            is_new = distributed_save.save(self._exchange, snapshot, begin, check, publish)
         snapshot.is_spent = snapshot.is_independent
         self._seen.forget(name)
         return final if is_new else None
@@ -268,10 +268,12 @@ class Store:
             Its result on this rank.
         """
         made: list[_Made] = []
-        self._exchange.give(what, lambda: made.append(make()))
+        self._exchange.all_gather(what, lambda: made.append(make()))
         return made[0]
 
-    def publish(self, folder: Path, final: Path, parts: Sequence[Part], snapshot: Snapshot) -> None:
+    def publish(
+        self, folder: Path, final: Path, parts: Sequence[StagedPart], snapshot: Snapshot
+    ) -> None:
         """Make a checkpoint of the files all ranks staged in `folder`: manifest, then rename.
 
         Args:
@@ -288,7 +290,7 @@ class Store:
         self._workspace.check()
         self._workspace.put_in_place(folder, final)
 
-    def _describe(self, folder: Path, parts: Sequence[Part], snapshot: Snapshot) -> None:
+    def _describe(self, folder: Path, parts: Sequence[StagedPart], snapshot: Snapshot) -> None:
         described = Manifest(
             step=snapshot.step,
             attempt=self.attempt,
@@ -330,7 +332,7 @@ class Store:
                 durable.sync_directory(path)
             self._seen.forget(path.name)
 
-        self._exchange.first("the end of the training", mark)
+        self._exchange.broadcast("the end of the training", mark)
 
     def holds(self, step: int, *, is_complete: bool) -> bool:
         """Whether a good checkpoint of this step exists already.
@@ -343,7 +345,7 @@ class Store:
         """
         path = self.directory / f"step_{step}"
         is_there = functools.partial(self._seen.has, path, is_complete=is_complete)
-        return bool(self._exchange.first("looking for a checkpoint", is_there))
+        return bool(self._exchange.broadcast("looking for a checkpoint", is_there))
 
     # -- removing ------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ import importlib
 from typing import NamedTuple
 
 
-class Command(NamedTuple):
+class CliCommand(NamedTuple):
     """One command."""
 
     purpose: str
@@ -23,48 +23,48 @@ class Command(NamedTuple):
         return code
 
 
-GROUPS: dict[str, dict[str, Command]] = {
+GROUPS: dict[str, dict[str, CliCommand]] = {
     "Run": {
-        "exec": Command(
+        "exec": CliCommand(
             "run any command as a job: stop signals, restarts, logs",
             "forge exec -- python simulate.py",
             "forge.launch.exec:main",
         ),
-        "plan": Command(
+        "plan": CliCommand(
             "show what a sweep would submit to Slurm; submit nothing",
             "forge plan train.py lr=1e-3,3e-4",
             "forge.cli.plan:main",
         ),
     },
     "Check": {
-        "rehearse": Command(
+        "rehearse": CliCommand(
             "interrupt and resume a script: are the results the same bits?",
             "forge rehearse -- python train.py",
             "forge.rehearse.command:main",
         ),
-        "doctor": Command(
+        "doctor": CliCommand(
             "check this node: disk, /dev/shm, GPUs, communication of ranks",
             "forge doctor",
             "forge.cli.doctor:main",
         ),
     },
     "Checkpoints": {
-        "show": Command(
+        "show": CliCommand(
             "print a checkpoint: step, time, size, is it intact, how to resume",
             "forge show outputs/2026-01-31/12-00-00",
             "forge.cli.checkpoints:show",
         ),
-        "diff": Command(
+        "diff": CliCommand(
             "list the tensors and values in which two checkpoints differ",
             "forge diff checkpoints/step_100 checkpoints/step_200",
             "forge.cli.checkpoints:diff",
         ),
-        "pin": Command(
+        "pin": CliCommand(
             "keep a checkpoint permanently: forge never deletes it",
             "forge pin checkpoints/step_1000",
             "forge.cli.pin:pin",
         ),
-        "unpin": Command(
+        "unpin": CliCommand(
             "undo pin: forge can delete the checkpoint again",
             "forge unpin checkpoints/step_1000",
             "forge.cli.pin:unpin",

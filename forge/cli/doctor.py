@@ -106,10 +106,10 @@ def _examined(config: HealthConfig, context: Context, where: str, *scopes: Scope
 
 
 def _together(
-    health: HealthConfig, context: Context, here: world.World, *, is_verbose: bool
+    health: HealthConfig, context: Context, here: world.RankInfo, *, is_verbose: bool
 ) -> int:
     """All ranks get the rows of all, and end with the same code; rank 0 prints them."""
-    from forge.group.meeting import meet  # it needs torch
+    from forge.group.rendezvous import meet  # it needs torch
 
     host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()  # as people exclude it
     of_all = attempt.asked_for(health, replace(context, is_first_of_node=True))
@@ -136,9 +136,9 @@ def _of_all(
     rows: list[Row], health: HealthConfig, context: Context, limit_s: float
 ) -> Iterator[Row]:
     """The rows of each rank, and those of all ranks together; the same on each rank."""
-    from forge.group.ranks import Ranks
+    from forge.group.ranks import StoreCoordinator
 
-    ranks = Ranks()
+    ranks = StoreCoordinator()
     try:
         for text in ranks.gather("the rows", json.dumps(rows).encode(), limit_s):
             yield from (Row(*row) for row in json.loads(text))

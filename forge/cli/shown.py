@@ -18,7 +18,7 @@ from forge.checkpoint import Checkpoint
 from forge.checkpoint.format.leaves import Leaf, differences, leaves
 from forge.filesystem.steps import step_dirs
 from forge.jobdir.job_files import forge_dir
-from forge.messages import escape, few
+from forge.messages import escape, truncate_list
 
 WIDTH = 80
 _TITLE, _PATH, _KIND = 12, 40, 25
@@ -56,7 +56,7 @@ def describe(
     yield from _resume(checkpoint)
     if about.metrics:
         values = (f"{name}={_number(value)}" for name, value in sorted(about.metrics.items()))
-        yield from _fact("last logged", few(values, 4))
+        yield from _fact("last logged", truncate_list(values, 4))
     yield from _fact("versions", versions)
     yield from _fact("job", about.job[:12] or "none")
     yield ""

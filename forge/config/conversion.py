@@ -151,7 +151,7 @@ def group_problem(key: str) -> str | None:
     if not members:
         return None
     example = _EXAMPLES.get(key) or f"{members[0]}={_default(f'{key}.{members[0]}')}"
-    some = messages.few(members, _NEIGHBOURS)
+    some = messages.truncate_list(members, _NEIGHBOURS)
     return f"expected a group of keys ({some}), for example `resilience.{key}.{example}`."
 
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from forge.process import sections
-from forge.process.progress import Section
+from forge.process.progress import Phase
 
 
 def any_rank(*, flag: bool, device: torch.device | None = None) -> bool:
@@ -27,7 +27,7 @@ def largest_of_ranks(values: list[int], device: torch.device | None = None) -> l
     if place()[1] == 1:
         return values
     agreed = torch.tensor(values, dtype=torch.int32, device=_meeting_device(device))
-    with sections.current().inside(Section.collective):
+    with sections.current().inside(Phase.collective):
         dist.all_reduce(agreed, op=dist.ReduceOp.MAX)
         return agreed.tolist()
 
@@ -55,7 +55,7 @@ def finite_on_all_ranks(value: torch.Tensor) -> Callable[[], bool]:
 def _waiting_for(work: Any) -> contextlib.AbstractContextManager[None]:
     if work.is_completed():
         return contextlib.nullcontext()
-    return sections.current().inside(Section.collective)
+    return sections.current().inside(Phase.collective)
 
 
 def place() -> tuple[int, int]:

@@ -67,7 +67,7 @@ def init(
     return World(dist.get_rank(), dist.get_world_size(), found.local_rank, device)
 
 
-def _meet(found: world.World, backend: str, timeout_s: float) -> None:
+def _meet(found: world.RankInfo, backend: str, timeout_s: float) -> None:
     options: dict[str, Any] = {"rank": found.rank, "world_size": found.size}
     if found.size == 1:
         options["store"] = vars(dist)["HashStore"]()
@@ -86,7 +86,7 @@ def _meet(found: world.World, backend: str, timeout_s: float) -> None:
         raise Exit(lost.exit_code, str(lost), lost.reason) from error
 
 
-def _device(found: world.World) -> torch.device:
+def _device(found: world.RankInfo) -> torch.device:
     """The GPU of this local rank; if only one GPU is visible, that one."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not count:

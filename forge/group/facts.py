@@ -2,8 +2,8 @@
 
 A request starts on one rank: a signal it received, its clock, a call of `run.save()`. No rank acts
 on a request directly. The rank proposes it to all others, and once every rank has it, it is part of
-`Agreed`, which has the same value on every rank at the same step. A request that was agreed on is
-never withdrawn: whether it was acted on follows from the step alone.
+the `Consensus`, which has the same value on every rank at the same step. A request that was agreed
+on is never withdrawn: whether it was acted on follows from the step alone.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from forge.errors import Reason
 
 
 @dataclass(frozen=True)
-class StopAsked:
+class StopRequest:
     """Request to save and exit: a signal, the time limit, or a failed health check."""
 
     code: int
@@ -31,7 +31,7 @@ class StopAsked:
 
 
 @dataclass(frozen=True)
-class SaveAsked:
+class SaveRequest:
     """Request for a checkpoint: by `run.save`, a signal or the clock."""
 
     step: int
@@ -45,7 +45,7 @@ class SaveAsked:
 
 
 @dataclass(frozen=True)
-class FinishAsked:
+class FinishRequest:
     """Request to end the loop: `run.finish` was called."""
 
     loop: int
@@ -59,7 +59,7 @@ class FinishAsked:
 
 
 @dataclass(frozen=True)
-class Failed:
+class FailureReport:
     """This rank cannot continue: it cannot write checkpoints, or its results are unreliable."""
 
     code: int
@@ -68,33 +68,33 @@ class Failed:
     """The reason, if it is not the usual one for the code."""
 
 
-Fact = StopAsked | SaveAsked | FinishAsked | Failed
+Request = StopRequest | SaveRequest | FinishRequest | FailureReport
 
 
 @dataclass(frozen=True)
-class Agreed:
+class Consensus:
     """The requests that all ranks have.
 
     The first request of each kind counts; but of saves the one with the latest step, and of
     finishes the one of the latest loop, each since the last rollback.
     """
 
-    failed: Failed | None = None
-    finish: FinishAsked | None = None
-    stop: StopAsked | None = None
-    save: SaveAsked | None = None
+    failed: FailureReport | None = None
+    finish: FinishRequest | None = None
+    stop: StopRequest | None = None
+    save: SaveRequest | None = None
 
-    def including(self, fact: Fact) -> Agreed:
+    def including(self, fact: Request) -> Consensus:
         """Add a request."""
         match fact:
-            case Failed():
+            case FailureReport():
                 return replace(self, failed=self.failed or fact)
-            case FinishAsked():
+            case FinishRequest():
                 ends = (self.finish or fact, fact)
                 return replace(self, finish=max(ends, key=lambda f: (f.loop, f.rollbacks)))
-            case StopAsked():
+            case StopRequest():
                 return replace(self, stop=self.stop or fact)
-            case SaveAsked():
+            case SaveRequest():
                 # Prefer explicit calls at the same step: a periodic save can be skipped.
                 saves = (self.save or fact, fact)
                 last = max(
@@ -103,22 +103,24 @@ class Agreed:
                 return replace(self, save=last)
 
 
-_KINDS: dict[str, Any] = {one.__name__: one for one in (StopAsked, SaveAsked, FinishAsked, Failed)}
+_KINDS: dict[str, Any] = {
+    one.__name__: one for one in (StopRequest, SaveRequest, FinishRequest, FailureReport)
+}
 
 
-def to_text(fact: Fact) -> str:
+def to_text(fact: Request) -> str:
     """Encode a request for the other ranks; equal requests have equal texts."""
     values = vars(fact)
-    if isinstance(fact, (StopAsked, Failed)):
+    if isinstance(fact, (StopRequest, FailureReport)):
         values = values | {"reason": fact.reason and fact.reason.name}
     return json.dumps({"kind": type(fact).__name__, **values}, sort_keys=True)
 
 
-def from_text(text: str) -> Fact:
+def from_text(text: str) -> Request:
     """Decode the result of `to_text`."""
     values = json.loads(text)
     kind = _KINDS[values.pop("kind")]
     if values.get("reason"):
         values["reason"] = Reason[values["reason"]]
-    fact: Fact = kind(**values)
+    fact: Request = kind(**values)
     return fact

@@ -6,10 +6,10 @@ import queue
 from collections.abc import Callable
 from typing import Protocol
 
-from forge.group.facts import Agreed, Fact, StopAsked
+from forge.group.facts import Consensus, Request, StopRequest
 
 
-class Group(Protocol):
+class Coordinator(Protocol):
     """Coordinates this rank with all others.
 
     Agreeing is neither a collective nor a barrier: a thread or a signal can make a request at any
@@ -24,10 +24,10 @@ class Group(Protocol):
     def size(self) -> int:
         """The number of ranks."""
 
-    def propose(self, fact: Fact) -> None:
+    def propose(self, fact: Request) -> None:
         """Send a request to all ranks. From any thread or signal handler; never blocks."""
 
-    def agreed(self, boundary: int) -> Agreed:
+    def agreed(self, boundary: int) -> Consensus:
         """The requests that all ranks have at a step boundary; the same on each rank.
 
         Call it in the main thread at each boundary: it costs a comparison, and waits only while
@@ -42,10 +42,10 @@ class Group(Protocol):
     def hold(self, boundary: int) -> None:
         """Stay at a boundary where the run can stop, until `let_go`; all ranks have to call it."""
 
-    def held_stop(self) -> StopAsked | None:
+    def held_stop(self) -> StopRequest | None:
         """The stop that all ranks have received while held, so that each can act immediately."""
 
-    def let_go(self) -> StopAsked | None:
+    def let_go(self) -> StopRequest | None:
         """Continue, unless all ranks have to stop at the boundary where they hold.
 
         Raises:
@@ -77,52 +77,52 @@ class Group(Protocol):
         """Leave the group, together with the other ranks if they arrive in time."""
 
 
-class Solo:
+class SingleProcess:
     """A process that is the only rank: its own requests count immediately."""
 
     rank = 0
     size = 1
 
     def __init__(self) -> None:
-        self._proposed: queue.SimpleQueue[Fact] = queue.SimpleQueue()
-        self._agreed = Agreed()
+        self._proposed: queue.SimpleQueue[Request] = queue.SimpleQueue()
+        self._agreed = Consensus()
 
-    def propose(self, fact: Fact) -> None:
-        """See `Group.propose`; `SimpleQueue.put` is reentrant, unlike a lock."""
+    def propose(self, fact: Request) -> None:
+        """See `Coordinator.propose`; `SimpleQueue.put` is reentrant, unlike a lock."""
         self._proposed.put(fact)
 
-    def agreed(self, boundary: int) -> Agreed:
-        """See `Group.agreed`."""
+    def agreed(self, boundary: int) -> Consensus:
+        """See `Coordinator.agreed`."""
         while not self._proposed.empty():
             self._agreed = self._agreed.including(self._proposed.get())
         return self._agreed
 
     def hold(self, boundary: int) -> None:
-        """See `Group.hold`."""
+        """See `Coordinator.hold`."""
 
-    def held_stop(self) -> StopAsked | None:
-        """See `Group.held_stop`; a single rank stops at `agreed`."""
+    def held_stop(self) -> StopRequest | None:
+        """See `Coordinator.held_stop`; a single rank stops at `agreed`."""
         return None
 
-    def let_go(self) -> StopAsked | None:
-        """See `Group.let_go`."""
+    def let_go(self) -> StopRequest | None:
+        """See `Coordinator.let_go`."""
         return None
 
     def gather(
         self, key: str, value: bytes, timeout_s: float, unless: Callable[[], object] | None = None
     ) -> list[bytes]:
-        """See `Group.gather`."""
+        """See `Coordinator.gather`."""
         return [value]
 
     def forget(self, key: str) -> None:
-        """See `Group.forget`."""
+        """See `Coordinator.forget`."""
 
     def lost(self, timeout_s: float) -> str:
-        """See `Group.lost`."""
+        """See `Coordinator.lost`."""
         return ""
 
     def when_lost(self, act: Callable[[], None]) -> None:
-        """See `Group.when_lost`."""
+        """See `Coordinator.when_lost`."""
 
     def close(self, timeout_s: float) -> None:
-        """See `Group.close`."""
+        """See `Coordinator.close`."""

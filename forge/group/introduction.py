@@ -27,7 +27,7 @@ from forge.group import secret
 from forge.group.secret import Secret
 from forge.group.store import LOOPBACK, machine
 from forge.process import sections
-from forge.process.progress import Section
+from forge.process.progress import Phase
 
 _PAUSE_S = 0.05
 """Longest pause in seconds between two polls; the first polls are faster."""
@@ -79,7 +79,7 @@ class Introduction:
             ForgeError: From `folder`, on rank 0.
             OSError: If rank 0 cannot write the secret.
         """
-        with sections.current().inside(Section.collective):
+        with sections.current().inside(Phase.collective):
             return self._be_first(listen) if self._rank == 0 else self._find()
 
     def _be_first(self, listen: Callable[[Secret, bool], list[int]]) -> Found:

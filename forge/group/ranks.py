@@ -34,13 +34,13 @@ import torch.distributed as dist
 from forge import messages
 from forge.errors import RankLost
 from forge.group import facts, store
-from forge.group.facts import Agreed, Fact, SaveAsked, StopAsked
+from forge.group.facts import Consensus, Request, SaveRequest, StopRequest
 from forge.group.introduction import Introduction
-from forge.group.peers import Peers
+from forge.group.liveness import LivenessMonitor
 from forge.group.secret import Secret
 from forge.group.store import Connection
 from forge.process import sections
-from forge.process.progress import Section
+from forge.process.progress import Phase
 
 START_S = 300.0
 """Timeout in seconds for all ranks of a job to arrive at its start."""
@@ -70,7 +70,7 @@ _STORE_S = 10**9
 """Timeout of a thread that waits in the store: in effect none."""
 
 
-class Ranks:
+class StoreCoordinator:
     """The ranks of an initialised `torch.distributed`, until `close`.
 
     All ranks have to create it at the same time.
@@ -97,17 +97,17 @@ class Ranks:
         """The last boundary that was passed."""
         self._held = -1
         """The boundary that this rank holds, or -1."""
-        self._held_stop: StopAsked | None = None
+        self._held_stop: StopRequest | None = None
         """A stop that all ranks received while holding the same boundary."""
         self._limit = math.inf
         """Boundaries from this one on wait until the ranks have agreed."""
         self._own: dict[str, int] = {}
         """Pending request of this rank -> the boundary that waits for its agreement."""
-        self._rounds: collections.deque[tuple[int, Fact]] = collections.deque()
+        self._rounds: collections.deque[tuple[int, Request]] = collections.deque()
         """(boundary from which it counts, request) for agreed requests; boundaries never fall."""
-        self._agreed = Agreed()
+        self._agreed = Consensus()
         self._seen: set[str] = set()
-        self._clock: SaveAsked | None = None
+        self._clock: SaveRequest | None = None
         """The periodic save that was proposed, until it counts."""
         self._to_propose: queue.SimpleQueue[str] = queue.SimpleQueue()
         # Connect now: a slow name server would otherwise delay the reaction to a signal.
@@ -119,13 +119,13 @@ class Ranks:
         for thread in self._threads:
             thread.start()
         if self.rank:
-            self._peers = Peers(self.size, self._secret.code_of, self._lose)
+            self._peers = LivenessMonitor(self.size, self._secret.code_of, self._lose)
             self._peers.join(self.rank, found.address, found.ports[1], _CONNECT_S)
 
     def _listen(self, secret: Secret, is_local: bool) -> list[int]:  # noqa: FBT001 - a callback
         """Host the store and the liveness monitor; returns the ports of both."""
         self._server = store.host(is_local=is_local)
-        self._peers = Peers(self.size, secret.code_of, self._lose)
+        self._peers = LivenessMonitor(self.size, secret.code_of, self._lose)
         return [self._server.port, self._peers.listen(is_local=is_local)]
 
     def _client(self) -> Connection:
@@ -142,8 +142,8 @@ class Ranks:
 
     # -- facts -----------------------------------------------------------------------------------
 
-    def propose(self, fact: Fact) -> None:
-        """See `Group.propose`."""
+    def propose(self, fact: Request) -> None:
+        """See `Coordinator.propose`."""
         text = facts.to_text(fact)
         with self._changed:
             if text in self._seen or text in self._own or not self._is_news(fact):
@@ -151,11 +151,11 @@ class Ranks:
             self._own[text] = self._begun + 1
         self._to_propose.put(text)
 
-    def agreed(self, boundary: int) -> Agreed:
-        """See `Group.agreed`."""
+    def agreed(self, boundary: int) -> Consensus:
+        """See `Coordinator.agreed`."""
         with self._changed:
             if not self._is_free(boundary) and not self._lost:
-                with sections.current().inside(Section.collective):
+                with sections.current().inside(Phase.collective):
                     self._changed.wait_for(lambda: self._is_free(boundary) or self._lost, ANSWER_S)
             if self._lost or not self._is_free(boundary):
                 late = f"Timed out after {ANSWER_S:g} s waiting for the other ranks at this step"
@@ -173,19 +173,19 @@ class Ranks:
         return boundary < min((self._limit, *self._own.values()))
 
     def hold(self, boundary: int) -> None:
-        """See `Group.hold`."""
+        """See `Coordinator.hold`."""
         with self._changed:
             self._held = boundary
 
-    def held_stop(self) -> StopAsked | None:
-        """See `Group.held_stop`."""
+    def held_stop(self) -> StopRequest | None:
+        """See `Coordinator.held_stop`."""
         return self._held_stop
 
-    def let_go(self) -> StopAsked | None:
-        """See `Group.let_go`."""
+    def let_go(self) -> StopRequest | None:
+        """See `Coordinator.let_go`."""
         with self._changed:
             # Wait for the decision: this rank must respect its published limit.
-            with sections.current().inside(Section.collective):
+            with sections.current().inside(Phase.collective):
                 self._changed.wait_for(lambda: self._limit == math.inf or self._lost, ANSWER_S)
             self._held = -1
             if self._held_stop is None and (self._lost or self._limit != math.inf):
@@ -217,14 +217,14 @@ class Ranks:
             self._changed.notify_all()
 
     def when_lost(self, act: Callable[[], None]) -> None:
-        """See `Group.when_lost`."""
+        """See `Coordinator.when_lost`."""
         with self._changed:
             self._when_lost = act
             if self._lost:
                 act()
 
     def lost(self, timeout_s: float) -> str:
-        """See `Group.lost`."""
+        """See `Coordinator.lost`."""
         with self._changed:
             self._changed.wait_for(lambda: self._lost, timeout_s)
             return self._lost
@@ -239,9 +239,9 @@ class Ranks:
             if text == _END:
                 return
 
-    def _is_news(self, fact: Fact) -> bool:
+    def _is_news(self, fact: Request) -> bool:
         """Whether to propose it: only rank 0 proposes periodic saves, one at a time."""
-        if isinstance(fact, SaveAsked) and fact.is_periodic:
+        if isinstance(fact, SaveRequest) and fact.is_periodic:
             if self.rank != 0 or self._clock is not None:
                 return False
             self._clock = fact
@@ -265,7 +265,7 @@ class Ranks:
             with self._changed:
                 self._seen.add(text)
                 self._own.pop(text, None)
-                if held >= 0 and isinstance(fact, StopAsked) and {h for _, h in found} == {held}:
+                if held >= 0 and isinstance(fact, StopRequest) and {h for _, h in found} == {held}:
                     self._held_stop = self._held_stop or fact
                 else:
                     self._rounds.append((max(since for since, _ in found), fact))
@@ -278,7 +278,7 @@ class Ranks:
     def gather(
         self, key: str, value: bytes, timeout_s: float, unless: Callable[[], object] | None = None
     ) -> list[bytes]:
-        """See `Group.gather`."""
+        """See `Coordinator.gather`."""
         began = time.monotonic()
         keys = [f"given/{key}/{rank}" for rank in range(self.size)]
         if unless is not None and unless():  # the other ranks can be gone already
@@ -286,7 +286,7 @@ class Ranks:
         with self._failing(key):
             client = self._give(key, value)
             if not client.check(keys):
-                with sections.current().inside(Section.collective):
+                with sections.current().inside(Phase.collective):
                     if not self._are_given(client, key, keys, began, timeout_s, unless):
                         return []
             return client.multi_get(keys)
@@ -317,7 +317,7 @@ class Ranks:
         return True
 
     def forget(self, key: str) -> None:
-        """See `Group.forget`."""
+        """See `Coordinator.forget`."""
         with self._failing(key):
             self._connection().delete_key(f"given/{key}/{self.rank}")
 
@@ -337,7 +337,7 @@ class Ranks:
             ) from error
 
     def close(self, timeout_s: float) -> None:
-        """See `Group.close`; rank 0, which hosts the store, leaves last."""
+        """See `Coordinator.close`; rank 0, which hosts the store, leaves last."""
         if self._is_closed:
             return
         with contextlib.suppress(RankLost), self._failing("the end"):

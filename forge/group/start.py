@@ -10,12 +10,12 @@ import torch.distributed as dist
 
 from forge.errors import ConfigError
 from forge.group.collectives import place
-from forge.group.group import Group, Solo
-from forge.group.ranks import Ranks
+from forge.group.group import Coordinator, SingleProcess
+from forge.group.ranks import StoreCoordinator
 from forge.process import world
 
 
-def group(folder: Callable[[], Path]) -> Group:
+def group(folder: Callable[[], Path]) -> Coordinator:
     """The group of a Run that is being entered; several ranks have to enter it together.
 
     Args:
@@ -26,7 +26,7 @@ def group(folder: Callable[[], Path]) -> Group:
         OSError: If the secret cannot be written.
     """
     check_met("before forge.Run is entered, on every rank", "This Run")
-    return Ranks(folder) if place()[1] > 1 else Solo()
+    return StoreCoordinator(folder) if place()[1] > 1 else SingleProcess()
 
 
 def check_met(when: str, what: str) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from forge import messages
 from forge.config.schema import CheckAction, HealthConfig
 from forge.errors import ConfigError
-from forge.group.group import Group, Solo
+from forge.group.group import Coordinator, SingleProcess
 from forge.health import command
 from forge.health.check import Answer, Check, Context, Scope, make
 from forge.health.table import CHECKS
@@ -167,7 +167,7 @@ def here(
     config: HealthConfig,
     job: Path,
     checkpoint_dir: Path,
-    ranks: Group | None = None,
+    ranks: Coordinator | None = None,
     state_bytes: int = 0,
 ) -> Context:
     """The context for the checks of this rank.
@@ -179,12 +179,12 @@ def here(
         ranks: All ranks of the job; None: there is only this one.
         state_bytes: The least size of a checkpoint of this rank's objects.
     """
-    ranks = ranks or Solo()
+    ranks = ranks or SingleProcess()
     try:
         own = world.of(os.environ)
     except ConfigError:  # torch.distributed was initialised by other means
         rank = os.environ.get("LOCAL_RANK", "")
-        own = world.World(local_rank=int(rank) if rank.isdecimal() else 0)
+        own = world.RankInfo(local_rank=int(rank) if rank.isdecimal() else 0)
     return Context(
         checkpoint_dir=checkpoint_dir,
         job=job,

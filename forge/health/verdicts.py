@@ -12,9 +12,9 @@ from forge import messages
 from forge.config.conversion import COMMANDS
 from forge.config.schema import CheckAction
 from forge.errors import Exit, ExitCode, Reason
-from forge.group.facts import Failed, StopAsked
+from forge.group.facts import FailureReport, StopRequest
 from forge.health.check import Answer, Check, Scope
-from forge.jobdir import sick
+from forge.jobdir import node_fault
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,12 @@ class Refusal:
         return Exit(ExitCode.UNHEALTHY, self.text, self.reason)
 
     @property
-    def fact(self) -> StopAsked | Failed:
+    def fact(self) -> StopRequest | FailureReport:
         """The request that stops a running training at its next step boundary."""
         code = int(ExitCode.UNHEALTHY)
         if self.is_doubtful:
-            return Failed(code, self.text, self.reason)
-        return StopAsked(code, self.reason, text=self.text)
+            return FailureReport(code, self.text, self.reason)
+        return StopRequest(code, self.reason, text=self.text)
 
 
 class Verdicts:
@@ -90,7 +90,7 @@ class Verdicts:
         # excluded as faulty.
         is_own = finding.culprits is None or self._rank in finding.culprits
         node = self.node if is_own else ""
-        sick.write(self._job, sick.Sick(node, name, text, action.name))
+        node_fault.write(self._job, node_fault.NodeFault(node, name, text, action.name))
         if is_mine:
             self._note_down(name, text, action=action.name)
         is_halt = action is CheckAction.halt

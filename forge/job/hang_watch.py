@@ -22,7 +22,7 @@ from forge.job import hang_files
 from forge.job.hang_files import HangQuery, HangReport, QueryPhase
 from forge.jobdir.job_files import ATTEMPT, RANK
 from forge.process import processes, stacks
-from forge.process.progress import Page, Record, Section
+from forge.process.progress import HeartbeatPage, HeartbeatRecord, Phase
 
 TICK_S = 0.5
 """Seconds between two ticks of the supervisor; a tick never counts for more than twice as much."""
@@ -49,10 +49,10 @@ class HangWatch:
         self._forge = forge
         self._rank = int(environment.get(RANK) or 0)
         self._attempt = int(environment.get(ATTEMPT) or 0)
-        self._page = Page.create()
+        self._page = HeartbeatPage.create()
         self.environ: dict[str, str] = self._page.environ
         """Variables to add to the environment of the task."""
-        self._record = Record()
+        self._record = HeartbeatRecord()
         self._waited_s = 0.0
         """Seconds without progress."""
         self._reports_at_s = 0.0
@@ -104,13 +104,13 @@ class HangWatch:
 
     def _count(self, passed_s: float) -> None:
         record = self._page.read() or self._record  # None: being written, so read it next time
-        if record.section is not Section.outside and not self._page.is_held():
+        if record.section is not Phase.outside and not self._page.is_held():
             # The process that trained was killed.
-            record = replace(record, section=Section.outside, limit_s=0.0)
+            record = replace(record, section=Phase.outside, limit_s=0.0)
         if record.count != self._record.count:
             self._waited_s = self._reports_at_s = 0.0
         elif (
-            record.section is not Section.outside
+            record.section is not Phase.outside
             and not self._is_stopping
             and not processes.is_suspended(record.pid)
         ):
@@ -159,7 +159,7 @@ class HangWatch:
             return "is stopped, or in a debugger"
         if self._is_stopping:  # it has a deadline
             return "was asked to stop"
-        if self._is_expired or record.section is Section.outside:
+        if self._is_expired or record.section is Phase.outside:
             return ""
         return f"has been in `{record.section.name}` for {self._waited_s:.0f} s, within its limit"
 

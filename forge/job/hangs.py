@@ -28,7 +28,7 @@ from forge.job import hang_files
 from forge.job.hang_files import HangQuery, HangReport, QueryPhase
 from forge.job.requeue import Outcome
 from forge.jobdir.job_files import OUTPUT, forge_dir, suffix, write_atomically, write_json
-from forge.process.progress import Section
+from forge.process.progress import Phase
 
 FOLDER = "hangs"
 _PATIENCE_S = {QueryPhase.report: 120.0, QueryPhase.stacks: 60.0}
@@ -37,7 +37,7 @@ _TICK_S = 2.0
 """Seconds between two looks for reports if there is no query. It is also the most that the time
 between two looks counts: the wrapper can be stopped with its whole job, whose ranks then need time
 to report."""
-_COLLECTIVE = Section.collective.name
+_COLLECTIVE = Phase.collective.name
 _TORCH = "/site-packages/torch/"
 
 
@@ -141,10 +141,10 @@ class Hangs:
     def explain(self, outcome: Outcome) -> Outcome:
         """The outcome of an attempt, with the hang added if a hang ended it."""
         hang = self._ended_for
-        if hang is None or outcome.is_finished or outcome.asked is not None:
+        if hang is None or outcome.is_finished or outcome.imposed_reason is not None:
             return outcome
         code = int(ExitCode.FORCED)
-        return Outcome(code, said=Reason.hung, text=str(hang), hung_at=hang.culprit.step)
+        return Outcome(code, reported_reason=Reason.hung, text=str(hang), hung_at=hang.culprit.step)
 
     def _look(self, live: set[int], failed: list[int]) -> None:
         query = self._query or self._begin_query(live)

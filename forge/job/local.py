@@ -31,7 +31,7 @@ from forge.jobdir.job_files import (
     suffix,
 )
 from forge.process import processes, stacks, time_limit, world
-from forge.process.world import World
+from forge.process.world import RankInfo
 
 _TICK_S = 0.5
 """Seconds between two checks whether the process that started us still runs."""
@@ -91,7 +91,7 @@ class LocalJob(Job):
         port = world.free_port() if size > 1 else 0
         is_one_of_many = int(environment.get("SLURM_STEP_NUM_TASKS") or 1) > 1
         for rank in range(size):
-            place = World(rank, size, rank, size, "127.0.0.1", port)
+            place = RankInfo(rank, size, rank, size, "127.0.0.1", port)
             own = {RANK: str(rank), **place.variables()} if size > 1 else {}
             if self.plan.exec is None or size > 1 or is_one_of_many:
                 own[RANKS] = str(size)  # without it, a command can be srun, with tasks of its own
@@ -173,12 +173,12 @@ class LocalJob(Job):
             at = self._ended[supervisor]
             if code < 0:
                 killed = Outcome(-9, is_supervisor_lost=True, is_command=self._is_command)
-                return at, replace(killed, asked=self._asked_for(killed))
+                return at, replace(killed, imposed_reason=self._asked_for(killed))
             known = code if code < 128 else 128 - code
             report = {"code": known, "is_held": False, "time": at}
         outcome = self._as_said(report, rank)
         asked = self._asked_for(outcome)
-        return report["time"], replace(outcome, asked=asked, is_held=report["is_held"])
+        return report["time"], replace(outcome, imposed_reason=asked, is_held=report["is_held"])
 
     def _asked_for(self, outcome: Outcome) -> Reason | None:
         code = outcome.code
@@ -186,8 +186,8 @@ class LocalJob(Job):
             return None  # it had ended before it was signalled
         if self._asked is not None:
             return self._asked
-        if outcome.asked is not None:
-            return Reason.time_limit if self._is_limit_near else outcome.asked
+        if outcome.imposed_reason is not None:
+            return Reason.time_limit if self._is_limit_near else outcome.imposed_reason
         # Only ends that the limit explains: an error of the user's code now remains an error.
         signalled = 128 + signal.Signals[f"SIG{self.plan.signal}"]
         is_limit = code < 0 or code in (ExitCode.REQUEUE, ExitCode.FORCED, signalled)

@@ -27,13 +27,13 @@ class Outcome:
 
     code: int
     """The task's exit code, or -N if signal N killed it."""
-    asked: Reason | None = None
+    imposed_reason: Reason | None = None
     """Why the job itself ended it, if it did."""
     is_held: bool = False
     """Whether the supervisor had to kill the task, which had not exited by its deadline."""
     is_supervisor_lost: bool = False
     """Whether the supervisor was killed, and the task with it."""
-    said: Reason | None = None
+    reported_reason: Reason | None = None
     """The reason that the task itself reported; None if it reported nothing."""
     text: str = ""
     """The reason for people, perhaps with details."""
@@ -75,15 +75,15 @@ class Outcome:
     @property
     def is_terminated(self) -> bool:
         """Whether a command was asked to stop, whatever its exit code is."""
-        return self.is_command and self.asked not in (None, Reason.crashed)
+        return self.is_command and self.imposed_reason not in (None, Reason.crashed)
 
     @property
     def reason(self) -> Reason:
         """The reason of the end, from the most reliable source."""
         if self.is_finished:
             return Reason.finished
-        if self.asked is not None:
-            return self.asked
+        if self.imposed_reason is not None:
+            return self.imposed_reason
         if self.is_held:
             return Reason.forced
         if self.code < 0:
@@ -91,11 +91,11 @@ class Outcome:
             return Reason.out_of_memory if is_out_of_memory else Reason.crashed
         if self.is_command:
             return Reason.requested if self.code == ExitCode.REQUEUE else Reason.failed
-        if self.code == ExitCode.REQUEUE and self.said is Reason.time_limit:
+        if self.code == ExitCode.REQUEUE and self.reported_reason is Reason.time_limit:
             return Reason.time_limit  # the task noticed the limit before us
-        if self.code == ExitCode.FORCED and self.said in (Reason.rank_lost, Reason.hung):
-            return self.said
-        if self.code == ExitCode.UNHEALTHY and self.said is Reason.halted:
+        if self.code == ExitCode.FORCED and self.reported_reason in (Reason.rank_lost, Reason.hung):
+            return self.reported_reason
+        if self.code == ExitCode.UNHEALTHY and self.reported_reason is Reason.halted:
             return Reason.halted  # the policy's action for this check: no restart
         return Reason.of_code(self.code)
 
@@ -112,7 +112,9 @@ class Outcome:
     @property
     def ended_as(self) -> str:
         """The state of the attempt: as `state`, unless a command asks to be run again."""
-        is_asking = self.is_command and self.asked is None and self.code == ExitCode.REQUEUE
+        is_asking = (
+            self.is_command and self.imposed_reason is None and self.code == ExitCode.REQUEUE
+        )
         return "checkpointed" if is_asking else self.state
 
     @property
@@ -128,18 +130,18 @@ class Outcome:
 
     def _ending(self) -> str:
         if self.is_held and not self.is_finished:
-            if self.said is not None and self.text:  # it had saved, or knew the cause
+            if self.reported_reason is not None and self.text:  # it had saved, or knew the cause
                 return f"{self.text}; it had not exited within `shutdown.timeout_s`, and was killed"
             return "stopping took longer than `shutdown.timeout_s`, and the task was killed"
-        if self.asked is None and self.is_supervisor_lost:
+        if self.imposed_reason is None and self.is_supervisor_lost:
             return "its supervisor was killed"
         if self.is_terminated:
             return f"{self.reason.value} (the command ended with {self._shown_code()})"
-        if self.asked is None and self.code < 0:
+        if self.imposed_reason is None and self.code < 0:
             return self.text or f"killed by {signal_name(-self.code)}{self._of_memory()}"
-        if self.asked is None and self.text and self.reason in _EXPLAINED:
+        if self.imposed_reason is None and self.text and self.reason in _EXPLAINED:
             return self.text
-        if self.asked in (Reason.crashed, Reason.preempted) and self.text:
+        if self.imposed_reason in (Reason.crashed, Reason.preempted) and self.text:
             return self.text
         if self.reason is Reason.failed:
             return f"exit code {self.code}{self._of_memory()}"

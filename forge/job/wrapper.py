@@ -37,10 +37,10 @@ from forge.filesystem.files import make_directory, open_file
 from forge.filesystem.locks import take_lock
 from forge.job import attempts
 from forge.job.hangs import Hangs
-from forge.job.padded import write_padded
+from forge.job.preallocated_file import write_padded
 from forge.job.requeue import Counts, Decision, Outcome, decide, spread
 from forge.job.supervisor import MARGIN_S, ORPHANED_S
-from forge.jobdir import ledger, plan, sick, verdict
+from forge.jobdir import ledger, node_fault, plan, verdict
 from forge.jobdir.job_files import (
     ATTEMPT,
     JOB_DIR,
@@ -62,7 +62,7 @@ from forge.jobdir.job_files import (
 )
 from forge.jobdir.verdict import Verdict
 from forge.process import processes
-from forge.process.world import World
+from forge.process.world import RankInfo
 
 _STATE_BYTES = 2048
 _LOOK_S = 1.0
@@ -309,7 +309,7 @@ class Job(ABC):
         """Start the task, or a recovery command, and wait until all its processes have ended."""
         for path in self.forge.iterdir():
             if path.name.startswith(
-                (REPORT, VERDICT, RESULT, sick.FILE)
+                (REPORT, VERDICT, RESULT, node_fault.FILE)
             ):  # the files of every rank
                 path.unlink(missing_ok=True)
         self.hangs.begin(self._number)
@@ -333,7 +333,7 @@ class Job(ABC):
     def _environment(self) -> dict[str, str]:
         """The environment of the task."""
         environment: dict[str, str] = os.environ | self.plan.environment
-        for name in (SAVE_WITHIN, RANK, RANKS, RECOVERS, RETURN_CODE, *World().variables()):
+        for name in (SAVE_WITHIN, RANK, RANKS, RECOVERS, RETURN_CODE, *RankInfo().variables()):
             environment.pop(name, None)  # set by a job around this one
         if self.counts.unsaved_s:
             environment[SAVE_WITHIN] = f"{self.counts.unsaved_s / 2:.3f}"
@@ -373,11 +373,11 @@ class Job(ABC):
                 f" its training in {lost} is not finished"
             )
             return Outcome(-signal.SIGKILL, text=text)
-        if code == ExitCode.UNHEALTHY and (found := sick.read(self.directory, rank)):
-            return Outcome(code, said=found.reason, text=found.text)
+        if code == ExitCode.UNHEALTHY and (found := node_fault.read(self.directory, rank)):
+            return Outcome(code, reported_reason=found.reason, text=found.text)
         if said is None or said.exit_code != code:
             return Outcome(code, oom_kills=report.get("oom_kills", 0))
-        return Outcome(code, said=said.reason, text=said.text)
+        return Outcome(code, reported_reason=said.reason, text=said.text)
 
     def _of_all(self, ended: Sequence[tuple[float, Outcome]]) -> Outcome:
         """The outcome of the rank that failed first, from the times at which the ranks ended.
@@ -385,13 +385,13 @@ class Job(ABC):
         A rank that exits because it lost another rank, or because another rank's node is sick, has
         not ended the job, whenever it exits.
         """
-        said = sick.read_all(self.directory, len(ended))
+        said = node_fault.read_all(self.directory, len(ended))
         found = {rank for rank, one in said.items() if one.node}
 
         def place(rank: int) -> tuple[bool, float, int]:
             at, outcome = ended[rank]
             is_healthy = bool(found) and rank not in found and outcome.code == ExitCode.UNHEALTHY
-            return is_healthy or outcome.said is Reason.rank_lost, at, outcome.code
+            return is_healthy or outcome.reported_reason is Reason.rank_lost, at, outcome.code
 
         bad = [rank for rank, one in enumerate(ended) if not one[1].is_finished]
         first = min(bad, key=place, default=0)

@@ -28,7 +28,7 @@ from forge.filesystem.files import make_directory, open_file, read_plain
 from forge.jobdir import spawned
 from forge.jobdir.job_files import forge_dir, saved_step, suffix
 
-__all__ = ["Attempt", "History", "Progress", "read", "read_progress"]
+__all__ = ["AttemptLog", "History", "Progress", "read", "read_progress"]
 
 _PROGRESS = struct.Struct("<4sIqdq")  # magic, attempt, step, unix time of its begin, planned
 _MAGIC = b"FRG1"
@@ -274,7 +274,7 @@ def _events(job_dir: Path | str, number: int) -> list[dict[str, Any]]:
 
 
 @dataclass
-class Attempt:
+class AttemptLog:
     """The events of one process in a Run."""
 
     number: int
@@ -291,7 +291,7 @@ class Attempt:
 class History:
     """The history of a job, over all its attempts."""
 
-    attempts: list[Attempt]
+    attempts: list[AttemptLog]
     runs: dict[str, dict[int, dict[str, float]]]
     """Checkpoint directory of each Run, relative to the job's directory -> its metrics."""
 
@@ -329,7 +329,7 @@ def read(job_dir: Path | str) -> History:
     history = History([], {})
     for share in _shares(job_dir):
         events = _events(job_dir, share.number)
-        history.attempts.append(Attempt(share.number, events))
+        history.attempts.append(AttemptLog(share.number, events))
         if not events:
             continue  # killed before it wrote the first line
         run = history.runs.setdefault(share.checkpoints, {})

@@ -38,7 +38,7 @@ def parent() -> Any | None:
     return module.parent_process() if module is not None else None
 
 
-def once_parent_is_gone(act: Callable[[], None]) -> None:
+def on_parent_exit(act: Callable[[], None]) -> None:
     """In a multiprocessing child, call `act` in another thread when the parent has ended."""
     above = parent()
     if above is None:

@@ -24,7 +24,7 @@ from forge.jobdir.plan import read_earlier
 from forge.launch import exec, payload, plan
 from forge.launch.hydra_launcher import Request
 from forge.launch.plan import ComposedJob
-from forge.launch.sweep import Place, SweepDir
+from forge.launch.sweep import JobPlace, SweepDir
 
 _SHOWN = 8
 """The most jobs that an error message names."""
@@ -47,7 +47,7 @@ def compose(
     """
     jobs: list[ComposedJob] = []
     problems: list[str] = []
-    batch: dict[str, Place] = {}
+    batch: dict[str, JobPlace] = {}
     outer = HydraConfig.instance().cfg
     called = _called(request.function)
     job_overrides = request.job_overrides
@@ -64,7 +64,7 @@ def compose(
         try:
             hints.composition_succeeded()
             _set_number(cfg, number)
-            place = place or Place(number, str(cfg.hydra.sweep.subdir), tuple(sorted(overrides)))
+            place = place or JobPlace(number, str(cfg.hydra.sweep.subdir), tuple(sorted(overrides)))
             text = _shown(cfg)
             composed = hashlib.sha256(text.encode()).hexdigest()
             directory = sweep.path / place.subdir
@@ -106,7 +106,7 @@ def _check_source(job: ComposedJob) -> None:
 
 
 def _shared_checkpoints(
-    jobs: list[ComposedJob], earlier: list[tuple[Place, Path]]
+    jobs: list[ComposedJob], earlier: list[tuple[JobPlace, Path]]
 ) -> Iterator[str]:
     """An error for each checkpoint directory that several jobs would save to.
 
@@ -144,7 +144,7 @@ def _shown(cfg: DictConfig) -> str:
     return repr({str(key): value for key, value in plain.items() if key != "hydra"})
 
 
-def _place_problem(job: ComposedJob, sweep: SweepDir, batch: dict[str, Place]) -> str | None:
+def _place_problem(job: ComposedJob, sweep: SweepDir, batch: dict[str, JobPlace]) -> str | None:
     """Why a job cannot use its directory; `batch` has the earlier jobs of this batch."""
     longest = max(len(os.fsencode(part)) for part in job.directory.parts)
     if longest > _LONGEST_NAME:

@@ -177,7 +177,7 @@ def run(cfg: DictConfig) -> None:
         sys.exit(int(ExitCode.BAD_CONFIG))
 
 
-class Command(NamedTuple):
+class ComposedCommand(NamedTuple):
     """The command that a job runs instead of a main function."""
 
     words: list[str]
@@ -187,7 +187,7 @@ class Command(NamedTuple):
     """`hydra.job.chdir`: whether the command starts in the job's directory."""
 
 
-def command_of(cfg: DictConfig) -> Command:
+def command_of(cfg: DictConfig) -> ComposedCommand:
     """The command in a job's composed config.
 
     Args:
@@ -224,7 +224,7 @@ def command_of(cfg: DictConfig) -> Command:
     _check_program(words[0], cfg)
     _check_policy(cfg)
     variables = {name: str(value) for name, value in cfg.hydra.job.env_set.items()}
-    return Command(words, variables, bool(cfg.hydra.job.chdir))
+    return ComposedCommand(words, variables, bool(cfg.hydra.job.chdir))
 
 
 def _check_policy(cfg: DictConfig) -> None:

@@ -28,8 +28,8 @@ from forge.filesystem.files import open_file
 from forge.jobdir import ledger
 from forge.jobdir.job_files import OUTPUT, STATE, forge_dir, job_ledger, read_json, suffix
 from forge.jobdir.plan import ExecPlan, JobPlan, RequeueLimits, read_earlier
-from forge.launch.exec import Command
-from forge.launch.sweep import Place
+from forge.launch.exec import ComposedCommand
+from forge.launch.sweep import JobPlace
 from forge.messages import escape
 
 _TAIL_BYTES = 2**16
@@ -43,7 +43,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 class ComposedJob:
     """A composed job of a batch, the input for its plan."""
 
-    place: Place
+    place: JobPlace
     directory: Path
     """Absolute."""
     config: DictConfig
@@ -57,7 +57,7 @@ class ComposedJob:
     """sha256 of the composed config."""
     written: dict[str, Any]
     """`identity.as_written` of the config."""
-    command: Command | None = None
+    command: ComposedCommand | None = None
     """The command that the job runs instead of a main function."""
 
     @property

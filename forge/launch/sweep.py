@@ -19,7 +19,7 @@ from forge.jobdir.job_files import LOCK, forge_dir
 
 
 @dataclass(frozen=True)
-class Place:
+class JobPlace:
     """A job's number and directory in the sweep."""
 
     number: int
@@ -66,11 +66,11 @@ class SweepDir:
         os.pwrite(self._lock, str(os.getpid()).encode(), 0)
         self._remember(self._read())  # no other launcher adds jobs from here on
 
-    def _remember(self, known: list[Place]) -> None:
+    def _remember(self, known: list[JobPlace]) -> None:
         self._known = known
         self._numbers = {place.number for place in known}
         self._by_key = {self.key(place.subdir): place for place in known}
-        self._by_overrides: dict[tuple[str, ...], list[Place]] = {}
+        self._by_overrides: dict[tuple[str, ...], list[JobPlace]] = {}
         for place in known:
             self._by_overrides.setdefault(place.overrides, []).append(place)
 
@@ -80,19 +80,19 @@ class SweepDir:
             os.close(self._lock)
             self._lock = -1
 
-    def _read(self) -> list[Place]:
+    def _read(self) -> list[JobPlace]:
         found = {}
         text = read_if_there(self.index)
         for line in text.split("\n"):
             try:
                 entry = json.loads(line)
-                place = Place(entry["number"], entry["subdir"], tuple(entry["overrides"]))
+                place = JobPlace(entry["number"], entry["subdir"], tuple(entry["overrides"]))
             except (ValueError, KeyError, TypeError):
                 continue  # torn by a crash: that job had not begun
             found[place.number] = place
         return list(found.values())
 
-    def find(self, overrides: list[str]) -> Place | None:
+    def find(self, overrides: list[str]) -> JobPlace | None:
         """The place of a job with these overrides, if no earlier call returned it."""
         for place in self._by_overrides.get(tuple(sorted(overrides)), []):
             if place.number not in self._taken:
@@ -100,14 +100,14 @@ class SweepDir:
                 return place
         return None
 
-    def find_all(self, jobs: list[list[str]]) -> list[Place | None]:
+    def find_all(self, jobs: list[list[str]]) -> list[JobPlace | None]:
         """The places of jobs; each place is returned once.
 
         The policy can change between starts: if no job has exactly these overrides, a job that
         differs only in overrides of `resilience` counts, unless that is ambiguous.
         """
         found = [self.find(overrides) for overrides in jobs]
-        alike: dict[tuple[str, ...], tuple[list[int], list[Place]]] = {}
+        alike: dict[tuple[str, ...], tuple[list[int], list[JobPlace]]] = {}
         for index, place in enumerate(found):
             if place is None:
                 alike.setdefault(_of_the_user(jobs[index]), ([], []))[0].append(index)
@@ -128,11 +128,11 @@ class SweepDir:
         self._taken.add(number)
         return number
 
-    def of_earlier_batches(self) -> list[Place]:
+    def of_earlier_batches(self) -> list[JobPlace]:
         """The jobs that this process has already run; call it before `find` and `find_all`."""
         return [place for place in self._known if place.number in self._taken]
 
-    def owner(self, subdir: str) -> Place | None:
+    def owner(self, subdir: str) -> JobPlace | None:
         """The known job in this directory, however the path is spelled."""
         return self._by_key.get(self.key(subdir))
 
@@ -140,7 +140,7 @@ class SweepDir:
         """A key that is the same for all spellings of a subdirectory."""
         return os.path.realpath(self.path / subdir)
 
-    def add(self, places: list[Place]) -> None:
+    def add(self, places: list[JobPlace]) -> None:
         """Record new jobs, before they are started, so that a later start finds them."""
         known = set(self._known)
         new = [place for place in places if place not in known]

@@ -1,7 +1,7 @@
 """The heartbeat page: shared memory in which a task records what it is doing for its supervisor.
 
-    supervisor   page = Page.create(); starts the task with page.environ; polls page.read()
-    task         marks = Marks.open(os.environ); marks.enter(Section.save, step, limit_s), …
+    supervisor   page = HeartbeatPage.create(); starts the task with page.environ; polls page.read()
+    task         marks = HeartbeatWriter.open(os.environ); marks.enter(Phase.save, step, limit_s), …
 
 The page has one record: the section, the step, a count that grows with each heartbeat, and the
 number of seconds without a heartbeat after which the task counts as hanging. The supervisor
@@ -35,7 +35,7 @@ _FLOCK = "hhqqi4x"
 """Linux's struct flock: type, whence, start, length, pid."""
 
 
-class Section(IntEnum):
+class Phase(IntEnum):
     """The phase that the main thread of a task is in."""
 
     outside = 0
@@ -55,12 +55,12 @@ class Section(IntEnum):
 
 
 @dataclass(frozen=True)
-class Record:
+class HeartbeatRecord:
     """The last record of a task."""
 
     pid: int = 0
     """The process that wrote it; 0: no process has."""
-    section: Section = Section.outside
+    section: Phase = Phase.outside
     step: int = 0
     """Steps done."""
     count: int = 0
@@ -69,7 +69,7 @@ class Record:
     """Seconds without a heartbeat until it counts as a hang; 0: no limit."""
 
 
-class Page:
+class HeartbeatPage:
     """The supervisor's side; the page exists as long as supervisor or task map it."""
 
     def __init__(self, fd: int = -1) -> None:
@@ -78,7 +78,7 @@ class Page:
         self._memory = mmap.mmap(fd, _SIZE, access=mmap.ACCESS_READ) if fd >= 0 else None
 
     @classmethod
-    def create(cls) -> Page:
+    def create(cls) -> HeartbeatPage:
         """Create a page; if the system does not support it, a page without heartbeats."""
         if sys.platform != "linux":
             return cls()
@@ -96,16 +96,16 @@ class Page:
         """Environment variables with which a task of the same user finds the page."""
         return {} if self._memory is None else {PROGRESS: f"/proc/{os.getpid()}/fd/{self.fd}"}
 
-    def read(self) -> Record | None:
+    def read(self) -> HeartbeatRecord | None:
         """The last record; None while it is being written."""
         if self._memory is None:
-            return Record()
+            return HeartbeatRecord()
         words = _WORDS.unpack_from(self._memory)
         # Read twice: the processor can reorder the task's stores.
         if words[_SEQUENCE] & 1 or words != _WORDS.unpack_from(self._memory):
             return None
         _, pid, section, step, count, limit_s = words
-        return Record(pid, Section(section), step, count, limit_s)
+        return HeartbeatRecord(pid, Phase(section), step, count, limit_s)
 
     def is_held(self) -> bool:
         """Whether a process has the page open for writing; False once it was killed or exec'ed."""
@@ -121,7 +121,7 @@ class Page:
             os.close(self.fd)
 
 
-class Marks:
+class HeartbeatWriter:
     """The task's side, for one thread; only one process writes at a time, and no forked child."""
 
     def __init__(self, fd: int = -1) -> None:
@@ -137,7 +137,7 @@ class Marks:
             _open.append(self)
 
     @classmethod
-    def open(cls, environ: Mapping[str, str]) -> Marks:
+    def open(cls, environ: Mapping[str, str]) -> HeartbeatWriter:
         """Open the supervisor's page, if there is one and no other process writes to it."""
         path = environ.get(PROGRESS, "")
         if sys.platform != "linux" or not path:
@@ -161,7 +161,7 @@ class Marks:
         """Whether there is a page to write to."""
         return self._words is not None
 
-    def enter(self, section: Section, step: int, limit_s: float) -> None:
+    def enter(self, section: Phase, step: int, limit_s: float) -> None:
         """Record what the main thread does from now on; this is also a heartbeat.
 
         Args:
@@ -192,7 +192,7 @@ class Marks:
     def close(self) -> None:
         """Leave all sections; another process of the task can open the page now."""
         if self._words is not None:
-            self.enter(Section.outside, self._words[_STEP], 0.0)
+            self.enter(Phase.outside, self._words[_STEP], 0.0)
             self._forget()
 
     def _forget(self) -> None:
@@ -202,7 +202,7 @@ class Marks:
         os.close(self._fd)
 
 
-_open: list[Marks] = []
+_open: list[HeartbeatWriter] = []
 
 
 def _forked() -> None:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from forge.config.schema import HangAction, HangConfig
 from forge.process import stacks
-from forge.process.progress import Marks, Section
+from forge.process.progress import HeartbeatWriter, Phase
 from forge.process.time_limit import Recent
 
 NUM_FIRST_STEPS = 3
@@ -45,7 +45,7 @@ Listen = Callable[[Callable[..., object], Callable[..., object]], Callable[[], o
 
 @dataclass(slots=True, eq=False)
 class _Visit:
-    section: Section
+    section: Phase
     kind: str
     """A function of `run.every`, or the cause of a save: each kind has its own limit."""
     limit_s: float
@@ -70,7 +70,7 @@ class Sections:
     def __init__(
         self,
         config: HangConfig,
-        marks: Marks,
+        marks: HeartbeatWriter,
         step: Callable[[], int] = int,
         listen: Listen | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -80,12 +80,12 @@ class Sections:
         self._clock = clock
         self._thread = threading.get_ident()
         self._first_s = max(config.start_s, config.timeout_s or MIN_S)
-        self._late: dict[tuple[Section, str], Recent] = {}
+        self._late: dict[tuple[Phase, str], Recent] = {}
         """(section, kind) -> the longest gaps of its recent visits."""
         self._num_steps = 0
         self._step = step
         self._last = clock()
-        self._visits = [self._visit(Section.start_up, "")]
+        self._visits = [self._visit(Phase.start_up, "")]
         """The open visits, outermost first; the innermost counts."""
         self._listen = listen
         self._stop_listening: Callable[[], object] | None = None
@@ -100,26 +100,26 @@ class Sections:
                     self._compilation_begins, self._compilation_ends
                 )
             self._num_steps += 1
-            self._begin(Section.step)
+            self._begin(Phase.step)
 
     def rest(self) -> None:
         """Leave a loop: the code that follows has no limit, since it sends no heartbeats."""
         if self._marks.is_open:
-            self._begin(Section.outside)
+            self._begin(Phase.outside)
 
-    def _begin(self, section: Section) -> None:
+    def _begin(self, section: Phase) -> None:
         self._close(self._visits[0])
         self._visits = [self._visit(section, "")]
         self._mark()
 
     def begin_epoch(self) -> None:
         """Mark the step as first of an epoch, which can start workers: it has its own limit."""
-        if self._is_entered() and self._visits[-1].section is Section.step:
-            self._visits[-1] = self._visit(Section.step, "first of an epoch")
+        if self._is_entered() and self._visits[-1].section is Phase.step:
+            self._visits[-1] = self._visit(Phase.step, "first of an epoch")
             self._mark()
 
     @contextlib.contextmanager
-    def inside(self, section: Section, kind: str = "") -> Iterator[None]:
+    def inside(self, section: Phase, kind: str = "") -> Iterator[None]:
         """Enter a section for a `with` block; leaving it is a heartbeat of the outer section.
 
         Args:
@@ -130,7 +130,7 @@ class Sections:
         if not self._is_entered():
             yield
             return
-        if section is Section.collective:
+        if section is Phase.collective:
             around = self._visits[-1]
             kind = f"{around.section.name} {around.kind}"
         self._measure()
@@ -145,7 +145,7 @@ class Sections:
                 del self._visits[self._visits.index(visit) :]
                 self._mark()
 
-    def advance(self, section: Section) -> None:
+    def advance(self, section: Phase) -> None:
         """Send a heartbeat: bytes were written, a batch was evaluated. From any thread.
 
         It is ignored if the main thread is in another section.
@@ -159,7 +159,7 @@ class Sections:
         if self._marks.is_open:
             visit = self._visits[-1]
             visit.is_typical, visit.limit_s = False, max(visit.limit_s, self._first_s)
-            self._marks.enter(Section.compilation, self._step(), visit.limit_s)
+            self._marks.enter(Phase.compilation, self._step(), visit.limit_s)
 
     def _compilation_ends(self, *_: object) -> None:
         # Keep the limit of the first visits: the rest of the step also runs for the first time.
@@ -175,11 +175,11 @@ class Sections:
 
     # -- limits --------------------------------------------------------------------------------
 
-    def _visit(self, section: Section, kind: str) -> _Visit:
-        if section is Section.outside:
+    def _visit(self, section: Phase, kind: str) -> _Visit:
+        if section is Phase.outside:
             return _Visit(section, kind, 0.0, is_typical=False)
         late, config = self._late.get((section, kind)), self._config
-        is_first = section is Section.step and self._num_steps <= NUM_FIRST_STEPS
+        is_first = section is Phase.step and self._num_steps <= NUM_FIRST_STEPS
         if late is None or is_first:
             return _Visit(section, kind, self._first_s, is_typical=False)
         limit_s = config.timeout_s or max(MIN_S, FACTOR * late.longest)
@@ -207,7 +207,7 @@ class Sections:
         return self._marks.is_open and threading.get_ident() == self._thread
 
 
-_current = Sections(HangConfig(), Marks())
+_current = Sections(HangConfig(), HeartbeatWriter())
 
 
 def current() -> Sections:
@@ -216,7 +216,7 @@ def current() -> Sections:
 
 
 @contextlib.contextmanager
-def in_section(section: Section, kind: str = "") -> Iterator[None]:
+def in_section(section: Phase, kind: str = "") -> Iterator[None]:
     """Enter a section of the open Run; also works as a decorator.
 
     Args:
@@ -242,7 +242,9 @@ def begin(
         listen: Registers functions for compilations; see `Sections`.
     """
     global _current
-    marks = Marks() if config.action is HangAction.ignore else Marks.open(environ)
+    marks = (
+        HeartbeatWriter() if config.action is HangAction.ignore else HeartbeatWriter.open(environ)
+    )
     _current = Sections(config, marks, step, listen)
     stacks.register(environ)  # again, since main can train in a child process
 

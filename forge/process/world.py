@@ -16,7 +16,7 @@ _PORTS = range(10_000, 30_000)
 
 
 @dataclass(frozen=True)
-class World:
+class RankInfo:
     """This process's rank, and the rendezvous address."""
 
     rank: int = 0
@@ -43,7 +43,7 @@ class World:
         }
 
 
-def of(environment: Mapping[str, str]) -> World:
+def of(environment: Mapping[str, str]) -> RankInfo:
     """The rank in this environment; a single rank if it names none.
 
     torch's variables come first (set by torchrun, forge's launchers and others), then those of a
@@ -56,7 +56,7 @@ def of(environment: Mapping[str, str]) -> World:
     is_alone = environment.get("FORGE_RANKS") == "1"  # also in a task of srun
     step = None if is_alone else _of_slurm(environment)
     if given is None:
-        return step or World()
+        return step or RankInfo()
     is_own = "TORCHELASTIC_RUN_ID" in environment or "FORGE_RANKS" in environment
     if step is not None and not is_own and (given.rank, given.size) != (step.rank, step.size):
         problem = (
@@ -77,7 +77,7 @@ def of(environment: Mapping[str, str]) -> World:
     return given
 
 
-def _given(environment: Mapping[str, str]) -> World | None:
+def _given(environment: Mapping[str, str]) -> RankInfo | None:
     if "RANK" not in environment or "WORLD_SIZE" not in environment:
         return None
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")
@@ -92,7 +92,7 @@ def _given(environment: Mapping[str, str]) -> World | None:
         )
     address = environment.get("MASTER_ADDR", "")
     local = int(environment.get("SLURM_LOCALID") or 0)
-    return World(
+    return RankInfo(
         number["RANK"],
         size,
         number.get("LOCAL_RANK", local),
@@ -102,7 +102,7 @@ def _given(environment: Mapping[str, str]) -> World | None:
     )
 
 
-def _of_slurm(environment: Mapping[str, str]) -> World | None:
+def _of_slurm(environment: Mapping[str, str]) -> RankInfo | None:
     """The rank of a task of srun; None if the step has only one task."""
     size = int(environment.get("SLURM_STEP_NUM_TASKS") or 1)
     if size == 1:
@@ -110,7 +110,7 @@ def _of_slurm(environment: Mapping[str, str]) -> World | None:
     of_nodes = environment.get("SLURM_STEP_TASKS_PER_NODE") or str(size)
     node = int(environment.get("SLURM_NODEID") or 0)
     names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
-    return World(
+    return RankInfo(
         int(environment.get("SLURM_PROCID") or 0),
         size,
         int(environment.get("SLURM_LOCALID") or 0),

@@ -154,7 +154,7 @@ def main(arguments: list[str]) -> int:
         rehearsal = Rehearsal(
             command, root.absolute(), options.timeout_s, options.steps, terminal.show
         )
-        code = verdicts.Verdict(rehearsal, wanted).rehearse()
+        code = verdicts.RehearsalVerdict(rehearsal, wanted).rehearse()
     except KeyboardInterrupt:
         code = int(ExitCode.INTERRUPTED)
     if code == verdicts.IDENTICAL and options.directory is None:

@@ -8,10 +8,12 @@ from typing import Any
 import torch
 
 from forge.checkpoint.format.leaves import differences, leaves
-from forge.rehearse.rehearsal import Logged, Run
+from forge.rehearse.rehearsal import Logged, RehearsedRun
 
 
-def differing_leaves(one: Run, other: Run, tolerance: float = 0.0) -> Iterator[tuple[str, str]]:
+def differing_leaves(
+    one: RehearsedRun, other: RehearsedRun, tolerance: float = 0.0
+) -> Iterator[tuple[str, str]]:
     """(path, difference) of each leaf of their checkpoints that is not the same."""
     for place in dict.fromkeys([*one.states, *other.states]):
         if place not in one.states or place not in other.states:
@@ -25,7 +27,9 @@ def differing_leaves(one: Run, other: Run, tolerance: float = 0.0) -> Iterator[t
         yield from ((f"{path}{of_run}", what) for path, what in found)
 
 
-def differing_values(one: Run, other: Run, tolerance: float = 0.0) -> Iterator[tuple[Logged, str]]:
+def differing_values(
+    one: RehearsedRun, other: RehearsedRun, tolerance: float = 0.0
+) -> Iterator[tuple[Logged, str]]:
     """Each logged value that is not the same, by step, and the difference."""
     a, b = one.logged, other.logged
     for key in sorted(a.keys() | b.keys()):

@@ -1,8 +1,8 @@
 """Why an interrupted run differs: which variables had another value right after a resume.
 
 The script runs again uninterrupted and again interrupted, and records its variables at step
-boundaries (`forge.training.loop.traces`). A variable that differs at the boundary at which a
-process resumed was not saved. A variable that differs before the first signal is a clock, or the
+boundaries (`forge.training.loop.trace_recorder`). A variable that differs at the boundary at which
+a process resumed was not saved. A variable that differs before the first signal is a clock, or the
 like.
 """
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forge.messages import few
+from forge.messages import truncate_list
 from forge.rehearse import source
 from forge.rehearse.rehearsal import Rehearsal, Strike
 
@@ -35,7 +35,7 @@ Key = tuple[Any, ...]
 
 
 @dataclass
-class Boundary:
+class TracedBoundary:
     """The variables of a process at a step boundary."""
 
     pid: int
@@ -52,7 +52,7 @@ class Boundary:
         return int(self.key[-1])
 
 
-def read(file: Path) -> list[Boundary]:
+def read(file: Path) -> list[TracedBoundary]:
     """The boundaries of a trace, in order."""
     found = []
     for text in file.read_text().splitlines() if file.exists() else []:
@@ -62,7 +62,7 @@ def read(file: Path) -> list[Boundary]:
             continue
         variables = {tuple(one[:3]): tuple(one[3:]) for one in line["variables"]}
         key = tuple(line["place"])
-        found.append(Boundary(line["pid"], key, line["leaves"], line["batch"], variables))
+        found.append(TracedBoundary(line["pid"], key, line["leaves"], line["batch"], variables))
     return found
 
 
@@ -84,7 +84,7 @@ def examine(
 
 
 def explained(
-    uninterrupted: list[Boundary], interrupted: list[Boundary], free: set[str]
+    uninterrupted: list[TracedBoundary], interrupted: list[TracedBoundary], free: set[str]
 ) -> list[str]:
     """The first resume after which something differs, and what differs."""
     usual = {one.key: one for one in uninterrupted}
@@ -105,8 +105,8 @@ def explained(
 
 
 def _at_resume(
-    pairs: list[tuple[Boundary, Boundary]],
-    usual: dict[Key, Boundary],
+    pairs: list[tuple[TracedBoundary, TracedBoundary]],
+    usual: dict[Key, TracedBoundary],
     free: set[str],
     measured: set[Any],
 ) -> list[str]:
@@ -118,7 +118,9 @@ def _at_resume(
         found.insert(0, f"not saved, so different after the resume at step {step}:")
     put_back = _leaves(before, after, free)
     if put_back and not names:
-        found.append(f"different right after the resume at step {step}: {few(put_back, 3)}")
+        found.append(
+            f"different right after the resume at step {step}: {truncate_list(put_back, 3)}"
+        )
     for a, b in pairs[1:]:
         is_batch_other = b.batch is not None and a.batch != b.batch
         leaves = _leaves(a, b, free)
@@ -133,18 +135,20 @@ def _at_resume(
             )
         if leaves or is_batch_other:
             if not drawn and not is_batch_other and not names:
-                found.append(f"batch and random states are the same; different: {few(leaves, 3)}")
+                found.append(
+                    f"batch and random states are the same; different: {truncate_list(leaves, 3)}"
+                )
             break
     return found
 
 
-def _leaves(before: Boundary, after: Boundary, free: set[str]) -> list[str]:
+def _leaves(before: TracedBoundary, after: TracedBoundary, free: set[str]) -> list[str]:
     """Leaves that differ, without those that only follow from others."""
     found = (one for one in _other(before.leaves, after.leaves) if one not in free)
     return [one for one in found if not one.startswith(_OF_FORGE)]
 
 
-def _variables(names: list[Any], before: Boundary, after: Boundary) -> Iterator[str]:
+def _variables(names: list[Any], before: TracedBoundary, after: TracedBoundary) -> Iterator[str]:
     kinds: dict[str, list[str]] = {}
     for file, function, path in names[:_MOST]:
         (_, was, kind), (_, now, _) = (
@@ -163,7 +167,7 @@ def _variables(names: list[Any], before: Boundary, after: Boundary) -> Iterator[
         yield f"  → {'; '.join(told)}"
 
 
-def _of_batch(step: int, batch: str | None, usual: dict[Key, Boundary]) -> str:
+def _of_batch(step: int, batch: str | None, usual: dict[Key, TracedBoundary]) -> str:
     earlier = [one.step - 1 for one in usual.values() if one.batch == batch and one.step <= step]
     if earlier:
         return f"step {step} got the batch of step {earlier[0]}: the loader began again"

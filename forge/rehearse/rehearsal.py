@@ -23,7 +23,7 @@ from forge.errors import CheckpointError, ExitCode, RehearsalFailed
 from forge.jobdir import ledger
 from forge.jobdir.job_files import REHEARSAL
 from forge.process import processes
-from forge.training.loop import shortened, strikes, traces
+from forge.training.loop import fault_injection, step_limit, trace_recorder
 
 _GRACE_S = 5.0
 """Seconds that processes started by a script have to end, once the script has ended."""
@@ -55,7 +55,7 @@ class Strike:
 
 
 @dataclass
-class Run:
+class RehearsedRun:
     """One run of the script to its end, over all attempts, and its results."""
 
     name: str
@@ -137,7 +137,7 @@ class Rehearsal:
         self._show = show
         self._timeout_s = timeout_s
         self._traced: dict[str, str] = {}
-        self._shortened = {shortened.VARIABLE: str(steps)}
+        self._shortened = {step_limit.VARIABLE: str(steps)}
 
     def trace(self, name: str, planned: list[Strike], steps: list[int]) -> Path:
         """Run the script as `run` does, and record its variables at the boundaries of these steps.
@@ -146,20 +146,20 @@ class Rehearsal:
             The file with the record.
         """
         file = self.root / f"{name.replace(' ', '_')}.jsonl"
-        self._traced = {traces.VARIABLE: f"{','.join(map(str, steps))} {file}"}
+        self._traced = {trace_recorder.VARIABLE: f"{','.join(map(str, steps))} {file}"}
         try:
             self.run(name, planned)
         finally:
             self._traced = {}
         return file
 
-    def run(self, name: str, planned: list[Strike]) -> Run:
+    def run(self, name: str, planned: list[Strike]) -> RehearsedRun:
         """Run the script until it finishes, and start it again after each signal.
 
         Raises:
             RehearsalFailed: If it fails, or does not finish.
         """
-        run = Run(name, self.root / name.replace(" ", "_"))
+        run = RehearsedRun(name, self.root / name.replace(" ", "_"))
         run.directory.mkdir(parents=True)
         run.began = began = time.monotonic()
         for strike in [*planned, None]:
@@ -171,13 +171,13 @@ class Rehearsal:
         _collect(run)
         return run
 
-    def _attempt(self, run: Run, strike: Strike | None) -> bool:
+    def _attempt(self, run: RehearsedRun, strike: Strike | None) -> bool:
         """Start the script once; returns whether it ended by itself."""
         output = run.directory / "output.log"
         own = {REHEARSAL: str(run.directory), **self._shortened}
         env = os.environ | _OFFLINE | self._traced | own
         if strike is not None:
-            env[strikes.VARIABLE] = f"{strike.name} {strike.count} {strike.fraction}"
+            env[fault_injection.VARIABLE] = f"{strike.name} {strike.count} {strike.fraction}"
         with output.open("ab") as file:
             offset = file.tell()
             # Raised in a hook of fork, an interrupt would be lost.
@@ -218,7 +218,7 @@ class Rehearsal:
         lines = output.read_bytes()[offset:].decode(errors="replace").splitlines()[-_SHOWN_LINES:]
         raise RehearsalFailed("\n  | ".join([f"{ended}{hits}. Last lines of {output}:", *lines]))
 
-    def _wait(self, process: subprocess.Popen[bytes], run: Run) -> int | None:
+    def _wait(self, process: subprocess.Popen[bytes], run: RehearsedRun) -> int | None:
         """The exit code of the process; None if it takes longer than the limit."""
         limit_s = self._timeout_s if self._timeout_s is not None else math.inf
         deadline = time.monotonic() + limit_s
@@ -246,7 +246,7 @@ def _left() -> list[str]:
     return [name for pid in left if (name := processes.command(pid))]
 
 
-def _place(attempt: ledger.Attempt) -> str:
+def _place(attempt: ledger.AttemptLog) -> str:
     """The checkpoint directory of the `forge.Run` that this attempt belongs to."""
     return next((str(one.get("checkpoints", "")) for one in attempt.events), "")
 
@@ -261,7 +261,7 @@ def _ends(history: ledger.History) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _collect(run: Run) -> None:
+def _collect(run: RehearsedRun) -> None:
     with contextlib.suppress(FileNotFoundError):  # no forge.Run was entered
         run.history = ledger.read(run.directory)
     found = {path.parent.parent for path in run.directory.rglob(manifest.NAME)}

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from forge.messages import few
-from forge.rehearse.rehearsal import Run
+from forge.messages import truncate_list
+from forge.rehearse.rehearsal import RehearsedRun
 
 _SHOWN = 8
 
 
-def lines(first: Run, interrupted: list[Run], written: list[str]) -> Iterator[str]:
+def lines(
+    first: RehearsedRun, interrupted: list[RehearsedRun], written: list[str]
+) -> Iterator[str]:
     """Sentences for the end of a rehearsal."""
     events = [event for run in [first, *interrupted] for event in _events(run)]
     yield from _stops(interrupted, events)
@@ -19,13 +21,13 @@ def lines(first: Run, interrupted: list[Run], written: list[str]) -> Iterator[st
     for command in left:
         yield f"A process outlived the script that started it: {command[:120]}"
     if written:
-        names = few(written, _SHOWN)
+        names = truncate_list(written, _SHOWN)
         yield f"Files in the working directory that the runs created or changed: {names}"
     for missing in _not_exercised(first):
         yield f"Not tested, because the script has none: {missing}"
 
 
-def _stops(interrupted: list[Run], events: list[dict[str, Any]]) -> Iterator[str]:
+def _stops(interrupted: list[RehearsedRun], events: list[dict[str, Any]]) -> Iterator[str]:
     stops = [
         step - start
         for run in interrupted
@@ -47,7 +49,7 @@ def _stops(interrupted: list[Run], events: list[dict[str, Any]]) -> Iterator[str
         )
 
 
-def _not_exercised(first: Run) -> Iterator[str]:
+def _not_exercised(first: RehearsedRun) -> Iterator[str]:
     events = list(_events(first))
     if not any(event["kind"] == "evaluated" for event in events):
         yield "an evaluation between steps (run.every)"
@@ -69,6 +71,6 @@ def _passes(state: dict[str, Any]) -> int | None:
     return max((int(one["epoch"]) + 1 for one in positions), default=None)
 
 
-def _events(run: Run) -> Iterator[dict[str, Any]]:
+def _events(run: RehearsedRun) -> Iterator[dict[str, Any]]:
     for attempt in run.history.attempts:
         yield from attempt.events

@@ -22,7 +22,7 @@ from forge.jobdir import ledger
 from forge.rehearse import hints, report
 from forge.rehearse.comparing import differing_leaves, differing_values
 from forge.rehearse.plan import SIGNALS, STEPS, plan
-from forge.rehearse.rehearsal import Rehearsal, Run, Strike
+from forge.rehearse.rehearsal import Rehearsal, RehearsedRun, Strike
 from forge.rehearse.surroundings import Surroundings
 from forge.rehearse.terminal import duration, say
 
@@ -65,7 +65,7 @@ class Wanted:
         return found + (["--tolerance", f"{self.tolerance:g}"] if self.tolerance else [])
 
 
-class Verdict:
+class RehearsalVerdict:
     """Runs one rehearsal and prints its results as they come in."""
 
     def __init__(self, rehearsal: Rehearsal, wanted: Wanted) -> None:
@@ -115,13 +115,13 @@ class Verdict:
         title = "signal at step → resumed at step"
         yield f"{'run':<15} {'seconds':>7} {'steps':>5}  {title:<33}  result"
 
-    def _estimate(self, first: Run) -> None:
+    def _estimate(self, first: RehearsedRun) -> None:
         expected_s = first.took_s * (1 + _PART * self._wanted.times)
         if self._wanted.within_s is not None:
             expected_s = min(expected_s, self._wanted.within_s)
         say(f"  all other runs together will take about {duration(expected_s)}")
 
-    def _conclude(self, interrupted: list[Run], num_bad: int) -> int:
+    def _conclude(self, interrupted: list[RehearsedRun], num_bad: int) -> int:
         took = duration(time.monotonic() - self._began)
         if num_bad:
             runs = "run" if self._num_run == 1 else "runs"
@@ -141,7 +141,7 @@ class Verdict:
         say(f"IDENTICAL: {runs} ended {near} ({signals} sent, {took})")
         return IDENTICAL
 
-    def _agree(self, first: Run, second: Run) -> bool:
+    def _agree(self, first: RehearsedRun, second: RehearsedRun) -> bool:
         """Whether two uninterrupted runs have the same bits, apart from what is not compared."""
         tolerance = self._wanted.tolerance
         leaves = [path for path, _ in differing_leaves(first, second, tolerance)]
@@ -165,7 +165,7 @@ class Verdict:
             say(f"  not compared, since they differ even without an interruption: {names}")
         return True
 
-    def _interrupt(self, first: Run) -> tuple[list[Run], int]:
+    def _interrupt(self, first: RehearsedRun) -> tuple[list[RehearsedRun], int]:
         """The interrupted runs that finished, and how many runs differ from the first."""
         wanted, interrupted, num_bad = self._wanted, [], 0
         self._num_run, needed_s = 0, _ATTEMPTS * first.took_s
@@ -198,7 +198,7 @@ class Verdict:
         within_s = self._wanted.within_s
         return within_s is None or time.monotonic() - self._began + needed_s <= within_s
 
-    def _examine(self, first: Run, run: Run, planned: list[Strike]) -> None:
+    def _examine(self, first: RehearsedRun, run: RehearsedRun, planned: list[Strike]) -> None:
         """Print what was probably not saved; only for the first run that differs."""
         if self._is_examined:
             return
@@ -220,7 +220,7 @@ class Verdict:
         """Whether a leaf is not part of what the script has trained."""
         return not path.startswith(_OBJECTS) or _PLACE.match(path) is not None
 
-    def _is_same(self, first: Run, run: Run) -> bool:
+    def _is_same(self, first: RehearsedRun, run: RehearsedRun) -> bool:
         """Compare a run with the first; print its row, the first leaf and value that differ."""
         tolerance, free = self._wanted.tolerance, self._free
         leaves = (one for one in differing_leaves(first, run, tolerance) if one[0] not in free)
@@ -233,6 +233,6 @@ class Verdict:
         return not found
 
 
-def _row(run: Run, result: str = "", *below: str) -> None:
+def _row(run: RehearsedRun, result: str = "", *below: str) -> None:
     row = f"{run.name:<15} {run.took_s:7.1f} {run.num_steps:>5}  {run.trace():<33}  {result}"
     say("\n  ".join([row.rstrip(), *below]))

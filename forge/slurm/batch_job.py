@@ -134,7 +134,7 @@ class BatchJob:
         if not self._work.limits.enabled:
             return self._end(code, f"is not requeued: {self._work.limits.why_not}")
         try:
-            return self._requeue(Outcome(code, said=reason))
+            return self._requeue(Outcome(code, reported_reason=reason))
         except SlurmError as error:
             return self._end(code, f"could not be requeued: {error}", logging.ERROR)
 
@@ -178,7 +178,7 @@ class BatchJob:
             return Decision(starts_again=False, because=because)
         is_saved = outcome.code != ExitCode.FORCED
         return decide(
-            replace(outcome, asked=reason) if is_saved else outcome,
+            replace(outcome, imposed_reason=reason) if is_saved else outcome,
             self._record.counts,
             work.limits,
             work.saved_step(),
@@ -193,7 +193,7 @@ class BatchJob:
             return None
         if why in (Why.preempted, Why.requeued):
             return Reason.preempted
-        if why is Why.time_limit or outcome.said is Reason.time_limit:
+        if why is Why.time_limit or outcome.reported_reason is Reason.time_limit:
             return Reason.time_limit
         if code != ExitCode.REQUEUE:
             return None

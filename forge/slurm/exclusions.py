@@ -20,7 +20,7 @@ from typing import Any
 from forge.errors import SlurmRefused, Untrusted
 from forge.filesystem.files import make_directory
 from forge.jobdir.job_files import forge_dir, read_json, write_json
-from forge.jobdir.sick import Sick
+from forge.jobdir.node_fault import NodeFault
 from forge.slurm import client
 from forge.slurm.job_info import JobInfo
 
@@ -96,7 +96,7 @@ class Exclusions:
         """The state for `load`."""
         return {"excluded": self.ours, "left": self.left}
 
-    def note(self, found: Iterable[Sick]) -> None:
+    def note(self, found: Iterable[NodeFault]) -> None:
         """Exclude the nodes that the ranks of an attempt have reported as sick."""
         for one in found:
             if one.action == "halt" or not _NODE.fullmatch(one.node):

@@ -41,9 +41,9 @@ from forge.errors import (
 from forge.filesystem.files import exit_on_error
 from forge.job.requeue import Counts, Decision, Outcome, decide, signal_name, spread
 from forge.job.wrapper import Job
-from forge.jobdir import ledger, sick
+from forge.jobdir import ledger, node_fault
 from forge.jobdir.job_files import ENDED, REPORT, STATE, read_json, suffix, write_atomically
-from forge.jobdir.sick import Sick
+from forge.jobdir.node_fault import NodeFault
 from forge.process import processes, time_limit
 from forge.slurm import bundle, client, step, successor
 from forge.slurm.exclusions import Choice, Exclusions
@@ -154,7 +154,7 @@ class SlurmJob(Job):
         self._began = state["time"]
         self._took_s = max(progress.began - self._began, 0.0) if progress is not None else 0.0
         # The killed wrapper has perhaps not read the ranks' reports of sick nodes.
-        self._exclusions.note(sick.read_all(self.directory, self.slurm.ranks).values())
+        self._exclusions.note(node_fault.read_all(self.directory, self.slurm.ranks).values())
         if is_same_start:  # our wrapper was killed, and the batch script has started another
             self._end_step()
             return Outcome(-signal.SIGKILL)
@@ -356,18 +356,18 @@ class SlurmJob(Job):
         if asked is Reason.preempted:
             text = _BROUGHT_BACK if self._why is Why.requeued else ""
         is_lost = code < 0 and not self._has_begun
-        outcome = replace(found, asked=asked, is_supervisor_lost=is_lost, text=text)
+        outcome = replace(found, imposed_reason=asked, is_supervisor_lost=is_lost, text=text)
         self._exclusions.note(self._sick(outcome, reports))
         return outcome
 
-    def _sick(self, outcome: Outcome, reports: list[dict[str, Any] | None]) -> list[Sick]:
+    def _sick(self, outcome: Outcome, reports: list[dict[str, Any] | None]) -> list[NodeFault]:
         """The nodes that ranks report as sick; else the node of the first unhealthy rank."""
-        found = list(sick.read_all(self.directory, self.slurm.ranks).values())
+        found = list(node_fault.read_all(self.directory, self.slurm.ranks).values())
         if found or outcome.reason is not Reason.unhealthy:
             return found
         codes = [report for report in reports if report and report["code"] == ExitCode.UNHEALTHY]
         first = min(codes, key=lambda report: float(report["time"]), default={"node": ""})
-        return [Sick(first["node"], "", str(outcome), "refuse")]
+        return [NodeFault(first["node"], "", str(outcome), "refuse")]
 
     def _has_finished(self, found: Outcome) -> bool:
         """Whether the task has certainly finished; if not, the controller is asked."""
@@ -429,7 +429,7 @@ class SlurmJob(Job):
         is_told = code in (ExitCode.TERMINATED, signalled, 128 + signal.SIGHUP)
         if was_told or (is_told and not found.is_command):
             return Reason.signalled
-        return found.asked
+        return found.imposed_reason
 
     def _has_lost_node(self) -> bool:
         """Whether the controller reports a node of the job as down or not responding."""
@@ -502,7 +502,7 @@ class SlurmJob(Job):
             # Ask again: the job can have been cancelled while it was saving.
             self._insist(self._learn)
             if self._why is Why.cancelled:
-                cancelled = replace(outcome, asked=Reason.cancelled)
+                cancelled = replace(outcome, imposed_reason=Reason.cancelled)
                 return self._end(cancelled, Decision(starts_again=False, because="cancelled"))
             choice = self._choose()
             if self._why is not Why.requeued:

@@ -19,7 +19,7 @@ from forge.checkpoint.format.shards import Like
 from forge.state.module_state import loads_as, mismatch
 
 
-class Copies:
+class TensorCopies:
     """Tensors for live objects; a tensor saved once, under several names, is one tensor again.
 
     Args:
@@ -43,7 +43,7 @@ class Copies:
         return self._made[key]
 
 
-def load(optimizer: torch.optim.Optimizer, saved: dict[str, Any], copies: Copies) -> None:
+def load(optimizer: torch.optim.Optimizer, saved: dict[str, Any], copies: TensorCopies) -> None:
     """Load exactly what `optimizer.load_state_dict(saved)` should load."""
     given: list[dict[str, Any]] = []
 
@@ -117,7 +117,7 @@ def _shielded(value: Any) -> Any:
     return value if is_whole else _Shield(value)
 
 
-def _restore(optimizer: torch.optim.Optimizer, saved: dict[str, Any], copies: Copies) -> None:
+def _restore(optimizer: torch.optim.Optimizer, saved: dict[str, Any], copies: TensorCopies) -> None:
     parameters: dict[Any, Any] = {number: p for p, number in _numbered(optimizer, saved)}
     for number, value in saved["state"].items():
         key = parameters.get(number, number)
@@ -125,7 +125,7 @@ def _restore(optimizer: torch.optim.Optimizer, saved: dict[str, Any], copies: Co
             optimizer.state[key] = _exact(optimizer.state[key], value, copies)
 
 
-def _exact(made: Any, value: Any, copies: Copies) -> Any:
+def _exact(made: Any, value: Any, copies: TensorCopies) -> Any:
     """Saved values in place of those that torch converted; keys unknown to both stay."""
     if isinstance(made, _Shield):
         return copy.deepcopy(value)

@@ -23,7 +23,7 @@ from forge.state import (
     structure,
 )
 from forge.state.adapters import Stateful
-from forge.state.optimizer_state import Copies
+from forge.state.optimizer_state import TensorCopies
 from forge.state.structure import Structure
 from forge.state.transient_buffers import TransientBuffers
 
@@ -243,7 +243,7 @@ class StateRegistry:
             if isinstance(one, torch.nn.Module):
                 first, wanted = self._buffers_of(name, one, saved)
                 buffers.fit(one, first, wanted)
-        copies = Copies(owned, self._known(saved))
+        copies = TensorCopies(owned, self._known(saved))
         for name in self.objects:
             self.put(name, saved["states"][name], copies)
         stray_parameters.load(self.objects, saved["unregistered"])
@@ -251,7 +251,7 @@ class StateRegistry:
         self._load_modes(saved)
         refuse(self._late_differences(saved))
 
-    def put(self, name: str, state: dict[str, Any], copies: Copies) -> None:
+    def put(self, name: str, state: dict[str, Any], copies: TensorCopies) -> None:
         """Restore one object's state.
 
         Raises:
@@ -277,7 +277,7 @@ class StateRegistry:
             for leaf, live in module_state.in_place_targets(one, saved["states"][name])
         }
 
-    def _load_gradients(self, saved: dict[str, Any], copies: Copies) -> None:
+    def _load_gradients(self, saved: dict[str, Any], copies: TensorCopies) -> None:
         frozen, gradients = set(saved["frozen"]), dict(saved["grads"])
         names: dict[torch.nn.Parameter, list[str]] = {}
         for name, parameter in self._named():

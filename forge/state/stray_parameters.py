@@ -100,7 +100,7 @@ def nowhere(objects: Mapping[str, Any], states: Mapping[str, Any]) -> Iterator[s
         if found:
             yield (
                 f"{name} trains parameters that are in no other object given to forge.Run"
-                f" ({messages.few(found, _SHOWN)})"
+                f" ({messages.truncate_list(found, _SHOWN)})"
             )
 
 

@@ -40,7 +40,7 @@ class TransientBuffers:
             return
         self._first = {}
         messages.warn(
-            f"{messages.few(found, _SHOWN)}: changed since the run began, but not saved"
+            f"{messages.truncate_list(found, _SHOWN)}: changed since the run began, but not saved"
             " (`persistent=False`): a resume starts with the value that the script sets. If results"
             " depend on it, a resume is not exact: register the buffer with `persistent=True`."
         )

@@ -20,7 +20,7 @@ from forge.compat import of_submitit
 from forge.errors import AlreadyRequeued, ExitCode, Reason
 from forge.jobdir.job_files import write_atomically
 from forge.process import world
-from forge.process.world import World
+from forge.process.world import RankInfo
 from forge.slurm.job_info import Why
 from forge.slurm.own_job import OwnJob
 
@@ -46,7 +46,7 @@ class Backend(ABC):
         self._id = environment.job_id
         self.own_signal: signal.Signals = signal.Signals[f"SIG{environment.USR_SIG}"]
 
-    def world(self) -> World:
+    def world(self) -> RankInfo:
         """The rank of this task, and the number of tasks."""
         return world.of(os.environ)
 
@@ -122,10 +122,10 @@ class _Local(Backend):
         line += [sys.executable, "-m", of_submitit.SUBMIT_MODULE, os.environ["SUBMITIT_FOLDER"]]
         self.command = f"cd {shlex.quote(os.getcwd())} && {shlex.join(line)}"
 
-    def world(self) -> World:
+    def world(self) -> RankInfo:
         """submitit starts all tasks on this machine, from one parent process."""
         port = world.port_of("submitit", self.job)
-        return World(self.rank, self.size, self.rank, self.size, "127.0.0.1", port)
+        return RankInfo(self.rank, self.size, self.rank, self.size, "127.0.0.1", port)
 
     def why(self, received: signal.Signals | None, code: int) -> Reason:
         """Derived from the exit code, which depends on the policy's action for the signal."""

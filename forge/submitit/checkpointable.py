@@ -140,7 +140,7 @@ class Checkpointable:
         """
         from submitit.core.utils import DelayedSubmission
 
-        session = sys.modules.get("forge.training.session")
+        session = sys.modules.get("forge.training.attempt")
         if session is not None and session.active() is not None:
             session.active().boundary.checkpoint()
         return DelayedSubmission(self, *args, **kwargs)
@@ -288,15 +288,18 @@ class _Attempt:
             # After a signal: it killed a helper process first, or caused the error.
             code = self._handler.exit_code if is_stop else 1
             text, said = f"{type(ending).__name__}: {ending}", None
-        outcome, is_back = Outcome(int(code), said=said, text=text), False
+        outcome, is_back = Outcome(int(code), reported_reason=said, text=text), False
         if said is Reason.rank_lost and (rank := self._backend.raised_elsewhere(_RAISED_S)):
             text = f"rank {rank} raised an error: see its log, or job.task({rank}).exception()"
             outcome = Outcome(1, text=text)
         try:
             if is_stop:
-                outcome = replace(outcome, asked=self._backend.why(received, outcome.code))
+                outcome = replace(outcome, imposed_reason=self._backend.why(received, outcome.code))
                 has_saved = isinstance(ending, SystemExit)
-                if not has_saved and outcome.asked not in (Reason.cancelled, Reason.interrupted):
+                if not has_saved and outcome.imposed_reason not in (
+                    Reason.cancelled,
+                    Reason.interrupted,
+                ):
                     outcome = Outcome(int(ExitCode.FORCED), text=text)
             decision = self._decide(outcome)
             if decision.starts_again:

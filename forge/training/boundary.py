@@ -1,4 +1,7 @@
-"""A step boundary: collect what all ranks know, decide, then act."""
+"""A step boundary: collect what all ranks know, decide, then act.
+
+One module, since a stop, a save, a rollback and the end of a pass act on the same state.
+"""
 
 from __future__ import annotations
 
@@ -9,32 +12,42 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from forge import messages
-from forge.checkpoint.save.together import Exchange
+from forge.checkpoint.save.distributed_save import Exchange
 from forge.config.schema import NanAction, Policy
 from forge.data.position import Position
 from forge.errors import RankLost
 from forge.group import distributed
-from forge.group.facts import Failed, FinishAsked, SaveAsked, StopAsked
-from forge.group.group import Group
+from forge.group.facts import FailureReport, FinishRequest, SaveRequest, StopRequest
+from forge.group.group import Coordinator
 from forge.process import sections
-from forge.process.progress import Section
+from forge.process.progress import Phase
 from forge.process.time_limit import TimeLimit
 from forge.shutdown.signal_handler import ShutdownHandler
-from forge.training.contents import Contents
-from forge.training.decide import Decision, Finish, Go, Halt, Known, RollBack, Save, Stop, decide
-from forge.training.leaving import ENDS, Leaving
-from forge.training.loop import strikes, traces
+from forge.training.decide import (
+    Decision,
+    Finish,
+    Go,
+    Halt,
+    LocalInputs,
+    RollBack,
+    Save,
+    Stop,
+    decide,
+)
+from forge.training.loop import fault_injection, trace_recorder
 from forge.training.loop.evaluations import Evaluations
-from forge.training.loop.holding import Holding
-from forge.training.loop.loops import Loops, Phase
+from forge.training.loop.loop_state import EpochPhase, LoopState
 from forge.training.loop.pass_lengths import PassLengths
+from forge.training.loop.snapshot_holder import SnapshotHolder
 from forge.training.loop_end import LoopEnd
 from forge.training.nan.nan_policy import NanPolicy
 from forge.training.rollback import Rollback
 from forge.training.run_end import RunEnd
 from forge.training.saver import SaveCause
+from forge.training.shutdown import ENDS, Shutdown
 from forge.training.start import preflight
-from forge.training.start.run_directory import RunDirectory
+from forge.training.start.attempt_io import AttemptIO
+from forge.training.train_state import TrainState
 
 _ACTION: Any = NanAction
 
@@ -45,51 +58,51 @@ class Boundary:
     Args:
         policy: The policy of the run.
         loops: The current step and loop.
-        contents: Captures the state to save.
+        train_state: Captures the state to save.
         directory: Where the state is saved.
         nan: Decides what follows a bad step.
         evaluations: Functions of `run.every`.
         handler: Receives the signals.
         limit: Knows whether another step fits into the time limit.
-        leaving: Ends the attempt.
+        shutdown: Ends the attempt.
         group: All ranks; they do the same at the same boundary.
     """
 
     def __init__(
         self,
         policy: Policy,
-        loops: Loops,
-        contents: Contents,
-        directory: RunDirectory,
+        loops: LoopState,
+        train_state: TrainState,
+        directory: AttemptIO,
         nan: NanPolicy,
         evaluations: Evaluations,
         handler: ShutdownHandler,
         limit: TimeLimit,
-        leaving: Leaving,
-        group: Group,
+        shutdown: Shutdown,
+        group: Coordinator,
     ) -> None:
         self._policy = policy
         self._loops = loops
-        self._contents = contents
+        self._train_state = train_state
         self._directory = directory
         self._saver = directory.saver
         self._nan = nan
         self._evaluations = evaluations
         self._handler = handler
         self._limit = limit
-        self._leaving = leaving
+        self._shutdown = shutdown
         self._group = group
         self.is_alone = group.size == 1
-        self._rollback = Rollback(policy.nan, loops, contents, directory, nan, leaving)
+        self._rollback = Rollback(policy.nan, loops, train_state, directory, nan, shutdown)
         self._exchange = Exchange(group, "boundaries")
         self._visits = 0  # boundaries reached so far
         self._pinned: int | None = None
         """The step of the checkpoint that was pinned last."""
-        self._end = LoopEnd(group, self._exchange, leaving, loops, nan)
-        self.run_end = RunEnd(group, loops, contents, directory, handler, leaving)
-        self.lengths = PassLengths(self._exchange, leaving)
-        parts = (group, self._exchange, self._saver, loops, contents, leaving)
-        self._holding = Holding(*parts, lambda: self.is_stopping)
+        self._end = LoopEnd(group, self._exchange, shutdown, loops, nan)
+        self.run_end = RunEnd(group, loops, train_state, directory, handler, shutdown)
+        self.lengths = PassLengths(self._exchange, shutdown)
+        parts = (group, self._exchange, self._saver, loops, train_state, shutdown)
+        self._snapshots = SnapshotHolder(*parts, lambda: self.is_stopping)
         self._after_s = math.inf  # seconds that the code after a pass took last time
         self._after_began: float | None = None
         self._watching, self._after = contextlib.ExitStack(), contextlib.ExitStack()
@@ -99,7 +112,7 @@ class Boundary:
     def begin(self) -> None:
         """Start a loop; with the action rollback, save a first state to roll back to."""
         if self._loops.step == 0 and self._policy.nan.action is _ACTION.rollback:
-            self._saver.save(0, self._contents.capture, SaveCause.start)
+            self._saver.save(0, self._train_state.capture, SaveCause.start)
 
     def pass_through(
         self, position: Position | None, n: float, *, has_ended: bool | None = None
@@ -118,24 +131,24 @@ class Boundary:
             distributed.first_step_is_done()
         self._limit.arrive()
         self._arrive()
-        traces.arrive(self._directory.checkpoint_dir.name, self._loops, self._contents)
-        strikes.arrive()
+        trace_recorder.arrive(self._directory.checkpoint_dir.name, self._loops, self._train_state)
+        fault_injection.arrive()
         if has_ended is None:
             has_ended = self._loops.step >= n
         while True:
             decision = self._decide(n)
             match decision:
                 case Halt():
-                    self._leaving.halt(decision)
+                    self._shutdown.halt(decision)
                 case Stop():
-                    self._leaving.log_wait()
+                    self._shutdown.log_wait()
                     self._pin(decision)
                     self._stop(decision.asked)
                 case RollBack():
                     self._roll_back(position, decision.first_bad)
                     has_ended = self._loops.step >= n
                     continue
-                case Finish(asked=FinishAsked(text=text)):
+                case Finish(asked=FinishRequest(text=text)):
                     self._end_loop(text)
             is_end = isinstance(decision, Finish)
             if self._loops.due is None or (is_end and not has_ended):
@@ -144,11 +157,11 @@ class Boundary:
                 )
                 has_ended = is_end
             if isinstance(decision, Finish) and decision.stop is not None:
-                self._leaving.log_wait()
+                self._shutdown.log_wait()
                 self._pin(decision.save)
                 self._stop(decision.stop)
             if self._loops.due:
-                with sections.current().inside(Section.evaluation, ", ".join(self._loops.due)):
+                with sections.current().inside(Phase.evaluation, ", ".join(self._loops.due)):
                     self._evaluate(self._loops.due)
                 continue
             match decision:
@@ -162,7 +175,7 @@ class Boundary:
                 case Go():
                     if self._limit.allows_step(self._saver.cost_s):
                         break
-                    self._group.propose(self._leaving.asked())
+                    self._group.propose(self._shutdown.asked())
                     if not self.is_alone:
                         break  # at the boundary that all of them agree on
         sections.current().begin_step()
@@ -171,13 +184,13 @@ class Boundary:
     def _roll_back(self, position: Position | None, first_bad: int) -> None:
         """Roll back on all ranks or on none: if it fails on one rank, the job ends."""
         try:
-            self._exchange.give("a rollback", lambda: self._rollback.do(position, first_bad))
+            self._exchange.all_gather("a rollback", lambda: self._rollback.do(position, first_bad))
             self._pinned = None
             self._arrive()
         except ENDS as error:
             if not self.is_alone:  # a proposal counts at a later boundary, and there is none
-                self._leaving.give_up(error)
-            self._group.propose(Failed(int(error.exit_code), str(error)))
+                self._shutdown.give_up(error)
+            self._group.propose(FailureReport(int(error.exit_code), str(error)))
 
     def _arrive(self) -> None:
         """Begin a boundary, reached by training or by a rollback."""
@@ -189,18 +202,18 @@ class Boundary:
         """Propose what this process knows; decide by what all ranks know."""
         saver, propose = self._saver, self._group.propose
         try:
-            self._contents.live.check_groups()
+            self._train_state.live.check_groups()
             self._loops.fixed.check()
             saver.check()
         except ENDS as error:
-            propose(Failed(int(error.exit_code), str(error)))
+            propose(FailureReport(int(error.exit_code), str(error)))
         if self._handler.should_shutdown():
-            propose(self._leaving.asked())
+            propose(self._shutdown.asked())
         if self._handler.take_save_request():
-            propose(SaveAsked(self._loops.step, rollbacks=self._nan.rollbacks))
+            propose(SaveRequest(self._loops.step, rollbacks=self._nan.rollbacks))
         if saver.is_overdue(self._loops.step):
-            propose(SaveAsked(self._loops.step, is_periodic=True, rollbacks=self._nan.rollbacks))
-        known = Known(
+            propose(SaveRequest(self._loops.step, is_periodic=True, rollbacks=self._nan.rollbacks))
+        known = LocalInputs(
             loop=self._loops.number,
             n=None if math.isinf(n) else int(n),
             every_steps=self._policy.checkpoint.every_steps,
@@ -212,7 +225,7 @@ class Boundary:
         try:
             agreed = self._group.agreed(self._visits)
         except RankLost as error:
-            self._leaving.give_up(error)
+            self._shutdown.give_up(error)
         return decide(self._end.added_to(agreed), self._loops.step, known)
 
     @contextlib.contextmanager
@@ -221,7 +234,7 @@ class Boundary:
         try:
             yield
         except ENDS as error:
-            self._group.propose(Failed(int(error.exit_code), str(error)))
+            self._group.propose(FailureReport(int(error.exit_code), str(error)))
 
     def finish(self, text: str) -> None:
         """See `Run.finish`."""
@@ -235,31 +248,31 @@ class Boundary:
 
     def _begin_evaluation(self) -> None:
         self._directory.metrics.begin(self._loops.step - 1)
-        if traces.is_rehearsed():
+        if trace_recorder.is_rehearsed():
             self._directory.ledger.write("evaluated", step=self._loops.step)
 
     def _evaluate(self, due: list[str]) -> None:
         """Run functions of `run.every`; metrics that they log belong to the last step done."""
         self._begin_evaluation()
-        holding, last_s = self._holding, self._evaluations.last_s(due)
+        snapshots, last_s = self._snapshots, self._evaluations.last_s(due)
         if not self.is_alone:
-            holding.hold_together(last_s, self._visits)
-        elif holding.is_worth(last_s):
+            snapshots.hold_together(last_s, self._visits)
+        elif snapshots.is_worth(last_s):
             with self._failing():
-                holding.hold()
-            if holding.held is None:
+                snapshots.hold()
+            if snapshots.held is None:
                 return
         try:
-            with holding.watched():
+            with snapshots.watched():
                 self._evaluations.run(due, self._loops.step, before_each=self.check_stop)
-                self._leaving.raise_again()
+                self._shutdown.raise_again()
         except Exception as error:
-            holding.stop_by(error, self._handler.explains)
+            snapshots.stop_by(error, self._handler.explains)
             raise
-        if holding.held is None:
+        if snapshots.held is None:
             self._limit.arrive()  # a stop had to wait for the functions
         self._end.share(self._group.held_stop)
-        holding.let_go()
+        snapshots.let_go()
         self._loops.due = []
         self._saver.evaluated(self._loops.step)
 
@@ -269,12 +282,12 @@ class Boundary:
         """The code before the pass has run: save a state after it for a rollback to return to."""
         if self._policy.nan.action is _ACTION.rollback:
             self._saver.evaluated(self._loops.step)
-            self._saver.save(self._loops.step, self._contents.capture, SaveCause.start)
+            self._saver.save(self._loops.step, self._train_state.capture, SaveCause.start)
 
     def put_back(self) -> None:
         """Reload the checkpoint, so that code that ran again before the pass takes effect once."""
         with preflight.exits():
-            self._contents.load(self._directory.begun_with(self._contents.live))
+            self._train_state.load(self._directory.begun_with(self._train_state.live))
 
     def end_pass(self, epoch: int, *, is_first: bool, may_stop: bool, is_left: bool) -> None:
         """Run the functions that are due after this pass, and hold the state until `let_go`.
@@ -290,7 +303,7 @@ class Boundary:
             assert loops.place is not None
             is_new = loops.due is None  # after a break: functions due at this step have not run
             loops.due = self._evaluations.due_after_pass(epoch, loops.step, is_new=is_new)
-            loops.place.phase = Phase.after
+            loops.place.phase = EpochPhase.after
         if loops.due and is_left:
             self.lengths.left()
         if loops.due and not may_stop:
@@ -301,19 +314,19 @@ class Boundary:
         while loops.due:
             match self._decide(math.inf):
                 case Halt() as halt:
-                    self._leaving.halt(halt)
-                case Stop(asked=asked) | Finish(stop=StopAsked() as asked):
+                    self._shutdown.halt(halt)
+                case Stop(asked=asked) | Finish(stop=StopRequest() as asked):
                     self._stop(asked)
-            with sections.current().inside(Section.evaluation, ", ".join(loops.due)):
+            with sections.current().inside(Phase.evaluation, ", ".join(loops.due)):
                 self._evaluate(loops.due)
         self._begin_evaluation()
-        if self.is_alone and may_stop and self._holding.is_worth(self._after_s):
+        if self.is_alone and may_stop and self._snapshots.is_worth(self._after_s):
             with self._failing():
                 self._loops.fixed.check()  # the last step, left by a break, may have changed them
-                self._holding.hold()
-        self._after.enter_context(sections.current().inside(Section.evaluation, "after a pass"))
-        if self._holding.held is not None:
-            self._watching.enter_context(self._holding.watched())
+                self._snapshots.hold()
+        self._after.enter_context(sections.current().inside(Phase.evaluation, "after a pass"))
+        if self._snapshots.held is not None:
+            self._watching.enter_context(self._snapshots.watched())
         self._after_began, self._evaluations.is_after_pass = time.monotonic(), True
 
     def let_go(self, *, is_left: bool = False) -> None:
@@ -327,10 +340,10 @@ class Boundary:
             return
         self._after_s, self._after_began = time.monotonic() - self._after_began, None
         with self._after:
-            if self._holding.held is not None:
+            if self._snapshots.held is not None:
                 self._limit.leave()
             self.forget_held()
-            self._leaving.raise_again()
+            self._shutdown.raise_again()
             if not is_left:
                 self._end.share()
 
@@ -338,7 +351,7 @@ class Boundary:
         """Discard the held state: it must not be saved any more."""
         self._evaluations.is_after_pass = False
         self._watching.close()
-        self._holding.held = None
+        self._snapshots.held = None
 
     def _save(self, save: Save) -> None:
         self._pin(save)
@@ -347,7 +360,7 @@ class Boundary:
     def _save_as(self, cause: SaveCause) -> None:
         with self._failing():
             self._directory.metrics.flush()
-            self._saver.save(self._loops.step, self._contents.capture, cause)
+            self._saver.save(self._loops.step, self._train_state.capture, cause)
 
     def _pin(self, decision: Save | Stop | None) -> None:
         if decision is not None and decision.is_pinned:
@@ -360,7 +373,7 @@ class Boundary:
         if pin and (self.is_alone or loops.is_between):
             self._directory.pin(step)
         if loops.is_in_step or self._evaluations.is_running or loops.is_in_epochs:
-            asked = SaveAsked(step, rollbacks=self._nan.rollbacks, is_pinned=pin)
+            asked = SaveRequest(step, rollbacks=self._nan.rollbacks, is_pinned=pin)
             self._group.propose(asked)
         else:
             self._save_now()
@@ -374,8 +387,8 @@ class Boundary:
 
     def checkpoint(self) -> None:
         """Save if possible where the main thread was interrupted, and log the last checkpoint."""
-        if self._holding.held is not None:
-            self._holding.held.commit()
+        if self._snapshots.held is not None:
+            self._snapshots.held.commit()
         elif self._loops.is_between:
             self._save_now()
             self._saver.wait()
@@ -390,11 +403,11 @@ class Boundary:
 
     def check_stop(self) -> None:
         """See `Run.check_stop`."""
-        sections.current().advance(Section.evaluation)
-        self._leaving.raise_again()
-        self._holding.stop_if_due()
+        sections.current().advance(Phase.evaluation)
+        self._shutdown.raise_again()
+        self._snapshots.stop_if_due()
 
-    def _stop(self, asked: StopAsked) -> NoReturn:
-        held, final = self._holding.held, self._saver.save_final
-        save = lambda: final(self._loops.step, self._contents.capture, SaveCause.stop)  # noqa: E731
-        self._leaving.stop(asked, held.commit if held is not None else save)
+    def _stop(self, asked: StopRequest) -> NoReturn:
+        held, final = self._snapshots.held, self._saver.save_final
+        save = lambda: final(self._loops.step, self._train_state.capture, SaveCause.stop)  # noqa: E731
+        self._shutdown.stop(asked, held.commit if held is not None else save)

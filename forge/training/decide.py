@@ -1,6 +1,6 @@
 """The decision at a step boundary, as a pure function of what all ranks know.
 
-    facts ─► proposals ─► Agreed ─► decide ─► act
+    facts ─► proposals ─► Consensus ─► decide ─► act
 
 `decide` reads no signal, clock or file: every rank calls it with equal values after the same step,
 so every rank does the same.
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from forge.errors import ExitCode, Reason
-from forge.group.facts import Agreed, FinishAsked, StopAsked
+from forge.group.facts import Consensus, FinishRequest, StopRequest
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,11 @@ class RollBack:
 class Finish:
     """The loop ends: its `n` is reached, or `run.finish` was called."""
 
-    asked: FinishAsked | None
+    asked: FinishRequest | None
     """The call of `run.finish`; None: `n` is reached."""
     save: Save | None
     """A save that is also due here, because the code after the loop can take long."""
-    stop: StopAsked | None
+    stop: StopRequest | None
     """A stop that is also due here: the end of the loop is saved, and the code after it not run."""
 
 
@@ -48,7 +48,7 @@ class Finish:
 class Stop:
     """Save and exit."""
 
-    asked: StopAsked
+    asked: StopRequest
     is_pinned: bool = False
     """Whether to keep the checkpoint permanently."""
 
@@ -70,7 +70,7 @@ class Go:
 Decision = Halt | RollBack | Finish | Stop | Save | Go
 
 
-class Known(NamedTuple):
+class LocalInputs(NamedTuple):
     """Inputs that every rank knows without communication: the config and the steps done."""
 
     loop: int
@@ -89,7 +89,7 @@ class Known(NamedTuple):
     """The step of the checkpoint that was pinned last."""
 
 
-def decide(agreed: Agreed, step: int, known: Known) -> Decision:
+def decide(agreed: Consensus, step: int, known: LocalInputs) -> Decision:
     """The first decision that applies, in the order of the classes above.
 
     Args:
@@ -113,7 +113,7 @@ def decide(agreed: Agreed, step: int, known: Known) -> Decision:
     return save or Go()
 
 
-def _save(agreed: Agreed, step: int, known: Known) -> Save | None:
+def _save(agreed: Consensus, step: int, known: LocalInputs) -> Save | None:
     asked = agreed.save
     is_open = asked is not None and step >= asked.step
     if asked is not None and is_open and asked.is_pinned:

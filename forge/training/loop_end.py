@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from forge.checkpoint.save.together import Exchange
+from forge.checkpoint.save.distributed_save import Exchange
 from forge.errors import ForgeError
 from forge.group import facts
-from forge.group.facts import Agreed, FinishAsked
-from forge.group.group import Group
+from forge.group.facts import Consensus, FinishRequest
+from forge.group.group import Coordinator
 from forge.training import misuse
-from forge.training.leaving import ENDS, Leaving
-from forge.training.loop.loops import Loops
+from forge.training.loop.loop_state import LoopState
 from forge.training.nan.nan_policy import NanPolicy
+from forge.training.shutdown import ENDS, Shutdown
 
 
 class LoopEnd:
@@ -26,21 +26,26 @@ class LoopEnd:
     Args:
         group: The ranks.
         exchange: Exchanges values at a boundary.
-        leaving: Ends the attempt if a rank is lost.
+        shutdown: Ends the attempt if a rank is lost.
         loops: The current step and loop.
         nan: Counts rollbacks, which cancel earlier requests.
     """
 
     def __init__(
-        self, group: Group, exchange: Exchange, leaving: Leaving, loops: Loops, nan: NanPolicy
+        self,
+        group: Coordinator,
+        exchange: Exchange,
+        shutdown: Shutdown,
+        loops: LoopState,
+        nan: NanPolicy,
     ) -> None:
         self._group = group
         self._exchange = exchange
-        self._leaving = leaving
+        self._shutdown = shutdown
         self._loops = loops
         self._nan = nan
-        self._own: FinishAsked | None = None
-        self._known: FinishAsked | None = None
+        self._own: FinishRequest | None = None
+        self._known: FinishRequest | None = None
 
     def ask(self, text: str, *, is_in_function: bool) -> None:
         """Handle a call of `run.finish`.
@@ -54,7 +59,7 @@ class LoopEnd:
         if not (self._loops.is_in_step or is_in_function):
             raise ForgeError(misuse.FINISH_OUTSIDE_A_LOOP)
         at = (self._loops.number, self._loops.next_boundary)
-        asked = FinishAsked(*at, text, self._nan.rollbacks)
+        asked = FinishRequest(*at, text, self._nan.rollbacks)
         if self._group.size == 1:
             self._group.propose(asked)
         elif not is_in_function:
@@ -73,12 +78,12 @@ class LoopEnd:
         own, self._own = self._own, None
         text = None if own is None else facts.to_text(own)
         try:
-            texts = self._exchange.give("the end of a function", lambda: text, unless)
+            texts = self._exchange.all_gather("the end of a function", lambda: text, unless)
         except ENDS as error:
-            self._leaving.give_up(error)
+            self._shutdown.give_up(error)
         for fact in (facts.from_text(one) for one in texts if one is not None):
-            self._known = Agreed(finish=self._known).including(fact).finish
+            self._known = Consensus(finish=self._known).including(fact).finish
 
-    def added_to(self, agreed: Agreed) -> Agreed:
+    def added_to(self, agreed: Consensus) -> Consensus:
         """Add the request to finish, if there is one, to the agreed values."""
         return agreed if self._known is None else agreed.including(self._known)

@@ -9,15 +9,15 @@ from forge.checkpoint import Checkpoint
 from forge.config.schema import NanConfig
 from forge.data.position import Position
 from forge.process import sections
-from forge.process.progress import Section
+from forge.process.progress import Phase
 from forge.state import rng
-from forge.training.contents import Contents
 from forge.training.decide import Halt
-from forge.training.leaving import Leaving
-from forge.training.loop.loops import Loops
+from forge.training.loop.loop_state import LoopState
 from forge.training.nan.nan_policy import NanPolicy
 from forge.training.saver import SaveCause
-from forge.training.start.run_directory import RunDirectory
+from forge.training.shutdown import Shutdown
+from forge.training.start.attempt_io import AttemptIO
+from forge.training.train_state import TrainState
 
 
 class Rollback:
@@ -26,51 +26,51 @@ class Rollback:
     Args:
         config: The config of the NaN policy.
         loops: The current step and loop.
-        contents: The state to load into.
+        train_state: The state to load into.
         directory: Where checkpoints are loaded from.
         nan: Counts the rollbacks.
-        leaving: Ends the attempt.
+        shutdown: Ends the attempt.
     """
 
     def __init__(
         self,
         config: NanConfig,
-        loops: Loops,
-        contents: Contents,
-        directory: RunDirectory,
+        loops: LoopState,
+        train_state: TrainState,
+        directory: AttemptIO,
         nan: NanPolicy,
-        leaving: Leaving,
+        shutdown: Shutdown,
     ) -> None:
         self._config = config.rollback
         self._loops = loops
-        self._contents = contents
+        self._train_state = train_state
         self._directory = directory
         self._saver = directory.saver
         self._nan = nan
-        self._leaving = leaving
+        self._shutdown = shutdown
 
     def do(self, position: Position | None, first_bad: int) -> None:
         """Go back to the newest good checkpoint far enough before the first bad step."""
-        with sections.current().inside(Section.start_up, "rollback"):
+        with sections.current().inside(Phase.start_up, "rollback"):
             self._go_back(position, first_bad)
 
     def _go_back(self, position: Position | None, first_bad: int) -> None:
         self._directory.store.on_all("the save before a rollback", self._saver.wait)
         at_most = first_bad - self._config.steps_back
-        found = self._directory.rollback_target(self._contents.live, at_most)
+        found = self._directory.rollback_target(self._train_state.live, at_most)
         call = self._loops.number
         if found is None or len(found.state["positions"]) != call + 1:
             text = (
                 f"step {first_bad} is bad, but there is no good checkpoint of this loop at step"
                 f" {at_most} or before it to roll back to"
             )
-            self._leaving.halt(Halt(text))
+            self._shutdown.halt(Halt(text))
         nan, bad_step = self._nan.state_dict(), self._loops.step
         self._directory.metrics.flush()
         if not self._loops.is_in_pass_of(found.state):
             self._by_restart(found, first_bad)
         loaders = self._loops.loaders.capture()
-        self._contents.load(found)
+        self._train_state.load(found)
         if self._config.skip_data:
             self._loops.loaders.load(loaders)
         self._nan.load_state_dict(nan)  # budgets are not rolled back
@@ -101,4 +101,4 @@ class Rollback:
         self._saver.wait()
         self._directory.ledger.write("rollback", step=step, first_bad=first_bad, from_step=bad_step)
         again = ", whose batches are read again" if self._config.skip_data else ""
-        self._leaving.restart(f"rollback to step {step}, by a new start{again}")
+        self._shutdown.restart(f"rollback to step {step}, by a new start{again}")

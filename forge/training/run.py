@@ -19,8 +19,9 @@ from forge.shutdown import stopping
 from forge.state.registry import StateRegistry
 from forge.state.run_state import RunState
 from forge.training import misuse
+from forge.training.attempt import Attempt
 from forge.training.loop.evaluations import Evaluations
-from forge.training.loop.loops import Loops
+from forge.training.loop.loop_state import LoopState
 from forge.training.loop.plain import PlainLoops
 from forge.training.loop.pushed import Start
 from forge.training.loop.resumable_loader import ResumableLoader
@@ -28,7 +29,6 @@ from forge.training.loop.steps import NESTED
 from forge.training.metrics import checked_values
 from forge.training.nan.nan_policy import NanPolicy
 from forge.training.nan.update import Updater
-from forge.training.session import Session
 from forge.training.start import preflight
 
 _Batch = TypeVar("_Batch")
@@ -93,16 +93,16 @@ class Run:
         self._evaluations = Evaluations()
         self.state = RunState()
         """A dict for your own values, which are saved and restored with everything else."""
-        self._session: Session | None = None
+        self._session: Attempt | None = None
         self._is_inside = False
         self._plain = PlainLoops(self._updater, self._evaluations)
 
     @property
-    def _inner(self) -> Session | PlainLoops:
+    def _inner(self) -> Attempt | PlainLoops:
         return self._session if self._session is not None else self._plain
 
     @property
-    def _loops(self) -> Loops | PlainLoops:
+    def _loops(self) -> LoopState | PlainLoops:
         return self._session.loops if self._session is not None else self._plain
 
     @property
@@ -140,7 +140,7 @@ class Run:
     def __enter__(self) -> Run:
         self._is_inside = True
         if self.policy.enabled:
-            self._session = Session(
+            self._session = Attempt(
                 self.policy,
                 self.name,
                 self._config,

@@ -13,17 +13,17 @@ from __future__ import annotations
 import contextlib
 
 from forge import messages
-from forge.checkpoint.save.copies import Snapshot
-from forge.checkpoint.save.together import Exchange
+from forge.checkpoint.save.distributed_save import Exchange
+from forge.checkpoint.save.staging_pool import Snapshot
 from forge.group import facts
-from forge.group.facts import StopAsked
-from forge.group.group import Group
+from forge.group.facts import StopRequest
+from forge.group.group import Coordinator
 from forge.shutdown.signal_handler import ShutdownHandler
-from forge.training.contents import Contents
-from forge.training.leaving import Leaving
-from forge.training.loop.loops import Loops
+from forge.training.loop.loop_state import LoopState
 from forge.training.saver import SaveCause
-from forge.training.start.run_directory import RunDirectory
+from forge.training.shutdown import Shutdown
+from forge.training.start.attempt_io import AttemptIO
+from forge.training.train_state import TrainState
 
 _ALL_S = 300.0
 """Largest delay between ranks, in seconds, at a call that all ranks have to make."""
@@ -35,28 +35,28 @@ class RunEnd:
     Args:
         group: The ranks.
         loops: The current step and loop.
-        contents: The state to save.
+        train_state: The state to save.
         directory: Where it is saved.
         handler: Handles the signals.
-        leaving: Ends the attempt at a stop.
+        shutdown: Ends the attempt at a stop.
     """
 
     def __init__(
         self,
-        group: Group,
-        loops: Loops,
-        contents: Contents,
-        directory: RunDirectory,
+        group: Coordinator,
+        loops: LoopState,
+        train_state: TrainState,
+        directory: AttemptIO,
         handler: ShutdownHandler,
-        leaving: Leaving,
+        shutdown: Shutdown,
     ) -> None:
         self._exchange = Exchange(group, "the end")
         self._loops = loops
-        self._contents = contents
+        self._train_state = train_state
         self._saver = directory.saver
         self._store = directory.store
         self._handler = handler
-        self._leaving = leaving
+        self._shutdown = shutdown
         self._kept: Snapshot | None = None
         """A copy of the state at the time when a break left the loop."""
         self._fingerprint = ""
@@ -70,16 +70,16 @@ class RunEnd:
 
     def end_loop(self) -> None:
         """The loop has ended, and its state was saved or loaded."""
-        self._kept, self._fingerprint, self._is_saved = None, self._contents.fingerprint(), True
+        self._kept, self._fingerprint, self._is_saved = None, self._train_state.fingerprint(), True
 
     def leave_loop(self) -> None:
         """A break or an error (they look the same) left the loop: its end is not saved yet."""
         self.begin_loop()
-        if self._leaving.exit is not None:
+        if self._shutdown.exit is not None:
             return
         with contextlib.suppress(Exception):  # the error can be that of a lost device
-            self._kept = self._saver.keep(self._loops.step, self._contents.capture)
-            self._fingerprint = self._contents.fingerprint()
+            self._kept = self._saver.keep(self._loops.step, self._train_state.capture)
+            self._fingerprint = self._train_state.fingerprint()
 
     def save_anew(self) -> None:
         """The checkpoint of this step is of an earlier boundary: the loop's end is not saved"
@@ -94,17 +94,17 @@ class RunEnd:
         """
         # First: a rank that alone calls it would hang in a save, perhaps in one with other ranks.
         what = "run.save() outside a loop (every rank has to call it there)"
-        if all(self._exchange.give(what, lambda: self._kept is not None, within_s=_ALL_S)):
+        if all(self._exchange.all_gather(what, lambda: self._kept is not None, within_s=_ALL_S)):
             self._save_kept(SaveCause.requested)
         else:
-            self._saver.save(self._loops.step, self._contents.capture, SaveCause.requested)
+            self._saver.save(self._loops.step, self._train_state.capture, SaveCause.requested)
 
     def _save_kept(self, cause: SaveCause) -> None:
         assert self._kept is not None
         self._saver.save_kept(self._kept, cause)
         self._kept, self._is_saved = None, True
 
-    def finish(self) -> StopAsked | None:
+    def finish(self) -> StopRequest | None:
         """The block has ended without an error: save changes, and mark the training as finished.
 
         Returns:
@@ -114,18 +114,18 @@ class RunEnd:
         """
         if not self._loops.is_complete:
             self._save()
-        texts = self._exchange.give("the exit of the `with` block", self._requested_stop)
+        texts = self._exchange.all_gather("the exit of the `with` block", self._requested_stop)
         stops = [facts.from_text(text) for text in texts if text is not None]
-        return next((one for one in stops if isinstance(one, StopAsked)), None)
+        return next((one for one in stops if isinstance(one, StopRequest)), None)
 
     def _requested_stop(self) -> str | None:
         is_requested = self._handler.should_shutdown()
-        return facts.to_text(self._leaving.asked()) if is_requested else None
+        return facts.to_text(self._shutdown.asked()) if is_requested else None
 
     def _save(self) -> None:
         step, saver = self._loops.step, self._saver
         saver.settle()
-        answers = self._exchange.give("the end of the training", self._answer)
+        answers = self._exchange.all_gather("the end of the training", self._answer)
         changed, kept, saved = (list(one) for one in zip(*answers, strict=True))
         has_changed = any(changed)
         if all(kept):
@@ -137,14 +137,14 @@ class RunEnd:
                     " the loop has changed it: if this job is started again, that code runs again"
                     " on the changed state."
                 )
-            saver.save_final(step, self._contents.capture, SaveCause.end)
+            saver.save_final(step, self._train_state.capture, SaveCause.end)
             has_changed = False
         if has_changed:
-            saver.save_final(step, self._contents.capture, SaveCause.finished)
+            saver.save_final(step, self._train_state.capture, SaveCause.finished)
         saver.mark_finished(step, has_changed=has_changed)
 
     def _answer(self) -> tuple[bool, bool, bool]:
         """Whether the state has changed since the loop ended, is kept as a copy, and is saved."""
         before = self._fingerprint
-        has_changed = bool(before) and self._contents.fingerprint() != before
+        has_changed = bool(before) and self._train_state.fingerprint() != before
         return has_changed, self._kept is not None, self._is_saved and not self._saver.has_failed

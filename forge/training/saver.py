@@ -12,15 +12,15 @@ from typing import Any, NoReturn
 
 from forge import messages
 from forge.checkpoint import Store
-from forge.checkpoint.save.copies import Snapshot
-from forge.checkpoint.save.together import START
+from forge.checkpoint.save.distributed_save import START
+from forge.checkpoint.save.staging_pool import Snapshot
 from forge.config.schema import CheckpointConfig, OnPendingSave
 from forge.errors import CheckpointError, Exit, unwritable
 from forge.jobdir.ledger import Ledger
 from forge.process import sections
-from forge.process.progress import Section
+from forge.process.progress import Phase
 from forge.process.time_limit import RECENT_SAVES, Recent, first_save_s
-from forge.training.loop.held import Held
+from forge.training.loop.pending_snapshot import PendingSnapshot
 from forge.training.nan.nan_policy import NanPolicy
 
 MAX_FAILURES = 5
@@ -118,7 +118,7 @@ class Saver:
         now, every_s = time.monotonic(), self._config.every_s
         return now >= self._first_by or (every_s is not None and now - self._last_time >= every_s)
 
-    @sections.in_section(Section.save, "periodic")
+    @sections.in_section(Phase.save, "periodic")
     def save(self, step: int, state: Callable[[], Any], cause: SaveCause) -> None:
         """Do a periodic save; a failure is logged, and ends the run only after MAX_FAILURES.
 
@@ -182,7 +182,7 @@ class Saver:
         self._last_time = time.monotonic()
         return True
 
-    @sections.in_section(Section.save, "final")
+    @sections.in_section(Phase.save, "final")
     def save_final(self, step: int, state: Callable[[], Any], cause: SaveCause) -> None:
         """Save at a stop or at the end; retried on failure.
 
@@ -197,14 +197,14 @@ class Saver:
         snapshot.is_final, snapshot.replaces = is_final, cause is not SaveCause.stop
         self._commit_final(snapshot, cause, began)
 
-    @sections.in_section(Section.save, "copy")
+    @sections.in_section(Phase.save, "copy")
     def keep(self, step: int, state: Callable[[], Any]) -> Snapshot | None:
         """A copy of the state, for `save_kept`; None if there is no memory for it."""
         self._join()
         snapshot = self._store.snapshot(step, state(), is_complete=False, copy=True)
         return snapshot if snapshot.is_independent else None
 
-    @sections.in_section(Section.save, "final")
+    @sections.in_section(Phase.save, "final")
     def save_kept(self, snapshot: Snapshot, cause: SaveCause) -> None:
         """Save the snapshot from `keep`; replaces an existing checkpoint of that step.
 
@@ -215,7 +215,7 @@ class Saver:
         self.begin(snapshot.step)
         self._commit_final(snapshot, cause, time.monotonic())
 
-    @sections.in_section(Section.save, "final")
+    @sections.in_section(Phase.save, "final")
     def mark_finished(self, step: int, *, has_changed: bool) -> None:
         """Mark the checkpoint of the last loop's end as that of a finished training.
 
@@ -229,8 +229,10 @@ class Saver:
         self._try_final(step, lambda: mark(step, with_metrics=not has_changed))
         self.tidy()
 
-    @sections.in_section(Section.save, "copy")
-    def hold(self, step: int, state: Callable[[], Any], *, may_write: bool) -> Held | None:
+    @sections.in_section(Phase.save, "copy")
+    def hold(
+        self, step: int, state: Callable[[], Any], *, may_write: bool
+    ) -> PendingSnapshot | None:
         """Keep the state of this boundary, to commit it if a stop comes before the next save.
 
         Args:
@@ -244,10 +246,10 @@ class Saver:
         if not self._is_alone:
             self._join()  # a background save also communicates with the other ranks
         if self._store.holds(step, is_complete=False) and self._evaluated != step:
-            return Held(None)
+            return PendingSnapshot(None)
         snapshot = self._store.snapshot(step, state(), is_complete=False, copy=True)
 
-        @sections.in_section(Section.save, "held")
+        @sections.in_section(Phase.save, "held")
         def commit(cause: SaveCause = SaveCause.stop) -> None:
             self.settle()
             self._commit_final(snapshot, cause, time.monotonic())
@@ -256,8 +258,8 @@ class Saver:
             if not may_write:
                 return None
             commit(SaveCause.held)
-            return Held(None)
-        return Held(commit)
+            return PendingSnapshot(None)
+        return PendingSnapshot(commit)
 
     def settle(self) -> None:
         """Wait for the save in progress; a failure is only logged, because another save follows."""
@@ -304,7 +306,7 @@ class Saver:
         if self._failure is not None:
             messages.warn(f"The last save failed: {self._failure}")
 
-    @sections.in_section(Section.save, "in the background")
+    @sections.in_section(Phase.save, "in the background")
     def _join(self) -> None:
         if self._thread is not None:
             self._thread.join()

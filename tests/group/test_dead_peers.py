@@ -9,7 +9,7 @@ import pytest
 from harness import until
 from ranked import RankedJob
 
-from forge.group.peers import Peers
+from forge.group.liveness import LivenessMonitor
 from forge.group.secret import Secret
 
 CODES = {"killed": -signal.SIGKILL, "exits": 0, "leaves": 1}
@@ -57,7 +57,7 @@ def test_one_that_is_stopped_is_waited_for_while_it_lives(then, tmp_path):
 def test_a_stranger_at_the_port_is_no_rank():
     """Ports are scanned; and a stranger's end is no alarm."""
     lost = [[], []]
-    first, second = (Peers(2, Secret("a", b"key").code_of, one.append) for one in lost)
+    first, second = (LivenessMonitor(2, Secret("a", b"key").code_of, one.append) for one in lost)
     port = first.listen(is_local=True)
     for hello in (b"", b"GET / HTTP/1.1\r\n\r\n", bytes(36), bytes(35) + b"\1"):
         with socket.create_connection(("127.0.0.1", port)) as stranger:

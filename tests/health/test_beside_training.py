@@ -17,7 +17,7 @@ from forge.config.schema import HealthConfig
 from forge.errors import Reason
 from forge.health import attempt
 from forge.health.check import Check, Finding, Scope
-from forge.jobdir import sick, verdict
+from forge.jobdir import node_fault, verdict
 
 
 def site(directory, action="exclude_node"):
@@ -76,7 +76,7 @@ def test_what_is_found_beside_training_saves_and_ends_it_with_69(action, reason,
     assert (code, found.exit_code, found.reason) == (69, 69, reason)
     assert "Health check `gpu_driver` failed" in found.text
     assert (job / f"step_{found.step}").is_dir()
-    assert [one.action for one in sick.read_all(job, 1).values()] == [action]
+    assert [one.action for one in node_fault.read_all(job, 1).values()] == [action]
 
 
 def test_what_a_doubtful_device_has_computed_is_not_saved(tmp_path):
@@ -117,7 +117,7 @@ def test_a_stop_does_not_wait_for_a_check_at_the_start_that_hangs(tmp_path):
     process.wait_for(lambda: (job / "begun").exists(), "the command")
     process.signal(signal.SIGTERM)
     assert process.wait() == 143, process.output
-    assert sick.read_all(job, 1) == {}
+    assert node_fault.read_all(job, 1) == {}
 
 
 def test_nothing_runs_beside_where_it_is_switched_off(tmp_path):
@@ -160,7 +160,7 @@ def test_what_is_found_once_the_attempt_leaves_is_no_verdict(monkeypatch, tmp_pa
     config = load({"health": {"checks": {"gpu_driver": "exclude_node"}}}).health
     health = started(config, tmp_path)
     assert health._look() is None
-    assert sick.read_all(tmp_path, 1) == {}
+    assert node_fault.read_all(tmp_path, 1) == {}
 
 
 def test_of_a_rank_that_is_to_stop_only_those_of_all_ranks_are_made(monkeypatch, tmp_path):
@@ -204,7 +204,7 @@ def test_all_ranks_leave_a_sick_node_together_and_one_names_it(tmp_path):
     )
     (tmp_path / "sick").touch()
     assert [one.wait() for one in processes] == [69, 69], job.output
-    assert list(sick.read_all(job.checkpoints, 2)) == [0]
+    assert list(node_fault.read_all(job.checkpoints, 2)) == [0]
     verdicts = [verdict.read(job.checkpoints, rank) for rank in range(2)]
     assert verdicts[0].step == verdicts[1].step
     (tmp_path / "sick").unlink()

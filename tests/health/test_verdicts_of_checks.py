@@ -15,7 +15,7 @@ from forge.group import facts
 from forge.health import storage
 from forge.health.check import Answer, Check, Context, Finding, Scope
 from forge.health.verdicts import Verdicts
-from forge.jobdir import sick
+from forge.jobdir import node_fault
 
 CONF = Path(messages.__file__).parents[1] / "conf" / "resilience"
 DRIVER = Check("gpu_driver", lambda context: None, Scope.task, is_doubtful=True)
@@ -79,9 +79,9 @@ def test_a_refusal_names_the_sick_node_and_ends_with_69(action, reason, judge, l
     """The wrapper decides by the reason whether, and by the file where, the job starts again."""
     refusal = judge.judge(DISK, action, BAD)
     assert (refusal.exit.code, refusal.exit.reason) == (69, reason)
-    (found,) = sick.read_all(tmp_path, 2).values()
+    (found,) = node_fault.read_all(tmp_path, 2).values()
     assert (found.node, found.check, found.action) == ("n1", "disk", action.name)
-    assert refusal.fact == facts.StopAsked(69, reason, text=refusal.text)
+    assert refusal.fact == facts.StopRequest(69, reason, text=refusal.text)
     assert f"(`resilience.health.checks.disk={action.name}`)" in refusal.text
     (event,) = judge.events
     assert event[1] | {"text": ""} == {
@@ -99,12 +99,12 @@ def test_little_room_is_only_logged_whatever_the_action(action, judge, logged, t
         "Health check `disk` failed on n1: space for 1.0 more. Tidy. Only logged (whatever its"
         " action)."
     ]
-    assert sick.read_all(tmp_path, 2) == {}
+    assert node_fault.read_all(tmp_path, 2) == {}
 
 
 def test_what_a_doubtful_gpu_has_computed_is_not_saved(judge):
     refusal = judge.judge(DRIVER, CheckAction.exclude_node, BAD)
-    assert refusal.fact == facts.Failed(69, refusal.text, Reason.unhealthy)
+    assert refusal.fact == facts.FailureReport(69, refusal.text, Reason.unhealthy)
     assert facts.from_text(facts.to_text(refusal.fact)) == refusal.fact
 
 
@@ -114,7 +114,7 @@ def test_of_ranks_that_differ_only_the_culprit_s_node_is_sick(culprits, is_named
     finding = Finding("rank 1 is behind", is_failed=True, culprits=culprits)
     refusal = judge.judge(RANKS, CheckAction.exclude_node, Answer(finding))
     assert refusal is not None
-    (found,) = sick.read_all(tmp_path, 2).values()
+    (found,) = node_fault.read_all(tmp_path, 2).values()
     assert found.node == ("n1" if is_named else "")
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from forge.errors import Reason
-from forge.job import hang_files, hangs, padded
+from forge.job import hang_files, hangs, preallocated_file
 from forge.job.hang_files import HangQuery, HangReport, QueryPhase
 from forge.job.hangs import Hangs, find_culprit
 from forge.job.requeue import Outcome
@@ -302,7 +302,7 @@ def test_on_a_full_disk_the_job_is_left_alone(tmp_path, monkeypatch, phase):
         job.answer(both[0])
         both = [replace(one, query=job.query.name) for one in both]
     with monkeypatch.context() as patch:
-        patch.setattr(padded, "write_atomically", full)
+        patch.setattr(preallocated_file, "write_atomically", full)
         job.expire(*both)
     assert job.query is None
     said = "hang detection failed; training continues, and forge tries again: "
@@ -335,7 +335,7 @@ def test_a_file_that_cannot_be_read_or_written_never_ends_the_wrapper(tmp_path, 
         def refuse(*_, **__):
             raise OSError(30, "read-only")
 
-        monkeypatch.setattr(padded, "write_atomically", refuse)
+        monkeypatch.setattr(preallocated_file, "write_atomically", refuse)
     else:
         path.write_text(json.dumps(json.loads(path.read_text()) | {"more": 1}))
     monkeypatch.setattr(hang_files, "clear", full)
@@ -351,7 +351,7 @@ def test_a_disk_that_fills_up_meanwhile_does_not_keep_a_hang_from_its_end(job, m
     both = report(0), report(1)
     job.answer(*both)
     job.answer(both[0])
-    for module in (padded, hangs):
+    for module in (preallocated_file, hangs):
         monkeypatch.setattr(module, "write_atomically", full)
     monkeypatch.setattr(hangs, "write_json", full)
     job.answer(both[1])

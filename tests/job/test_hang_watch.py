@@ -13,7 +13,7 @@ from forge.job.hang_files import HangQuery, QueryPhase
 from forge.job.hang_watch import HangWatch
 from forge.jobdir.job_files import ATTEMPT, RANK, RANKS
 from forge.process import processes, stacks
-from forge.process.progress import Marks, Page, Section
+from forge.process.progress import HeartbeatPage, HeartbeatWriter, Phase
 
 LIMIT_S = 10.0
 
@@ -29,7 +29,7 @@ class Watched:
         hang_files.clear(self.forge)
         environment = {ATTEMPT: "1", RANK: str(rank), RANKS: str(ranks)}
         self.watch = HangWatch(self.forge, environment)
-        self.marks = Marks.open(self.watch.environ)
+        self.marks = HeartbeatWriter.open(self.watch.environ)
         self.rank = rank
 
     def pass_s(self, seconds, *, is_stopping=False):
@@ -53,13 +53,13 @@ class Watched:
 @pytest.fixture
 def held(monkeypatch):
     """A process is not shown a lock of its own."""
-    monkeypatch.setattr(Page, "is_held", lambda page: True)
+    monkeypatch.setattr(HeartbeatPage, "is_held", lambda page: True)
 
 
 @pytest.fixture
 def task(tmp_path, held):
     one = Watched(tmp_path)
-    one.marks.enter(Section.step, 7, LIMIT_S)
+    one.marks.enter(Phase.step, 7, LIMIT_S)
     one.pass_s(0.5)
     yield one
     one.marks.close()
@@ -84,7 +84,7 @@ def test_progress_begins_the_count_anew(task):
 
 
 def test_without_a_limit_nothing_hangs(task):
-    task.marks.enter(Section.step, 8, 0.0)
+    task.marks.enter(Phase.step, 8, 0.0)
     task.pass_s(1000)
     assert task.expired is None
 
@@ -143,7 +143,7 @@ def test_a_report_that_nobody_has_read_is_written_again(task):
 def test_a_query_is_answered_and_its_end_kills(tmp_path, held):
     """Rank 1 trains, as far as it knows; the wrapper knows more."""
     task = Watched(tmp_path, rank=1, ranks=2)
-    task.marks.enter(Section.save, 3, 3600.0)
+    task.marks.enter(Phase.save, 3, 3600.0)
     task.ask(rank=0)
     assert not task.pass_s(15)  # it looks every ten seconds
     found = task.answer()
@@ -160,7 +160,7 @@ def test_a_rank_that_makes_progress_looks_for_a_query_once_a_minute(tmp_path, he
     monkeypatch.setattr(hang_files, "read_query", lambda *_: looks.append(1))
     task = Watched(tmp_path)
     for step in range(600):
-        task.marks.enter(Section.step, step, 300.0)
+        task.marks.enter(Phase.step, step, 300.0)
         task.pass_s(1)
     assert len(looks) == 10
     task.pass_s(100)
@@ -177,9 +177,9 @@ def marking(watch, end):
 
 MARKS = """
 import os, sys
-from forge.process.progress import Marks, Section
-marks = Marks.open(os.environ)
-marks.enter(Section.step, 3, 5.0)
+from forge.process.progress import HeartbeatWriter, Phase
+marks = HeartbeatWriter.open(os.environ)
+marks.enter(Phase.step, 3, 5.0)
 sys.stdin.read(1)
 """
 

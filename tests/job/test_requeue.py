@@ -19,9 +19,9 @@ from forge.jobdir.plan import RequeueLimits
 
 KILLED = Outcome(-signal.SIGKILL)
 REQUESTED = Outcome(ExitCode.REQUEUE)
-LIMIT = Outcome(ExitCode.REQUEUE, asked=Reason.time_limit)
+LIMIT = Outcome(ExitCode.REQUEUE, imposed_reason=Reason.time_limit)
 FORCED = Outcome(ExitCode.FORCED)
-HUNG = Outcome(70, said=Reason.hung, text="rank 1 hangs", hung_at=7)
+HUNG = Outcome(70, reported_reason=Reason.hung, text="rank 1 hangs", hung_at=7)
 HELD = Outcome(-signal.SIGKILL, is_held=True)
 
 
@@ -38,37 +38,41 @@ HELD_TEXT = "stopping took longer than `shutdown.timeout_s`, and the task was ki
 # outcome, its reason, what people read
 REASONS = [
     (Outcome(0), Reason.finished, "finished"),
-    (Outcome(0, asked=Reason.interrupted), Reason.finished, "finished"),
+    (Outcome(0, imposed_reason=Reason.interrupted), Reason.finished, "finished"),
     (Outcome(0, is_held=True), Reason.finished, "finished"),
     (
-        Outcome(-9, is_held=True, said=Reason.requested, text="saved step 7"),
+        Outcome(-9, is_held=True, reported_reason=Reason.requested, text="saved step 7"),
         Reason.forced,
         "saved step 7; it had not exited within `shutdown.timeout_s`, and was killed",
     ),
     (REQUESTED, Reason.requested, "a requeue was requested"),
     (LIMIT, Reason.time_limit, "time limit"),
-    (Outcome(-9, asked=Reason.time_limit), Reason.time_limit, "time limit"),
-    (Outcome(75, said=Reason.time_limit), Reason.time_limit, "time limit"),
+    (Outcome(-9, imposed_reason=Reason.time_limit), Reason.time_limit, "time limit"),
+    (Outcome(75, reported_reason=Reason.time_limit), Reason.time_limit, "time limit"),
     (
-        Outcome(75, said=Reason.requested, text="stopped by SIGUSR1"),
+        Outcome(75, reported_reason=Reason.requested, text="stopped by SIGUSR1"),
         Reason.requested,
         "a requeue was requested",
     ),
     (
-        Outcome(75, asked=Reason.interrupted, said=Reason.time_limit),
+        Outcome(75, imposed_reason=Reason.interrupted, reported_reason=Reason.time_limit),
         Reason.interrupted,
         "SIGINT (Ctrl+C)",
     ),
-    (Outcome(75, asked=Reason.interrupted), Reason.interrupted, "SIGINT (Ctrl+C)"),
-    (Outcome(-15, asked=Reason.cancelled), Reason.cancelled, "stopped"),
-    (Outcome(143, asked=Reason.orphaned), Reason.orphaned, "its launcher exited"),
+    (Outcome(75, imposed_reason=Reason.interrupted), Reason.interrupted, "SIGINT (Ctrl+C)"),
+    (Outcome(-15, imposed_reason=Reason.cancelled), Reason.cancelled, "stopped"),
+    (Outcome(143, imposed_reason=Reason.orphaned), Reason.orphaned, "its launcher exited"),
     (Outcome(65), Reason.halted, "halted by the policy"),
     (Outcome(69), Reason.unhealthy, "this node is unhealthy"),
-    (Outcome(69, said=Reason.unhealthy, text="ecc on n1"), Reason.unhealthy, "ecc on n1"),
-    (Outcome(69, said=Reason.halted, text="ecc on n1"), Reason.halted, "ecc on n1"),
+    (
+        Outcome(69, reported_reason=Reason.unhealthy, text="ecc on n1"),
+        Reason.unhealthy,
+        "ecc on n1",
+    ),
+    (Outcome(69, reported_reason=Reason.halted, text="ecc on n1"), Reason.halted, "ecc on n1"),
     (FORCED, Reason.forced, "forced exit"),
     (HUNG, Reason.hung, "rank 1 hangs"),
-    (replace(HUNG, asked=Reason.cancelled), Reason.cancelled, "stopped"),
+    (replace(HUNG, imposed_reason=Reason.cancelled), Reason.cancelled, "stopped"),
     (HELD, Reason.forced, HELD_TEXT),
     (Outcome(71), Reason.disk_full, "the disk is full"),
     (Outcome(73), Reason.in_use, "another run uses its directory"),
@@ -98,7 +102,7 @@ def test_no_text_changes_what_becomes_of_a_job(code):
     for asked, said in itertools.product([None, *Reason], repeat=2):
         found = []
         for text in ("", "time limit", "halted by the NaN policy", "stopped by SIGTERM"):
-            counts, outcome = Counts(), Outcome(code, asked, said=said, text=text)
+            counts, outcome = Counts(), Outcome(code, asked, reported_reason=said, text=text)
             decision = decide(outcome, counts, limits(), 4)
             found.append((outcome.reason, decision.starts_again, decision.pause_s, counts))
         assert all(one == found[0] for one in found)
@@ -199,7 +203,7 @@ def test_a_check_whose_action_is_halt_ends_the_job_where_there_are_other_nodes()
     """With the same exit code a job whose action is refuse starts again elsewhere."""
     elsewhere = limits(has_other_nodes=True)
     assert decide(Outcome(69), Counts(), elsewhere, 1).starts_again
-    halted = Outcome(69, said=Reason.halted, text="ecc on n1: 3 errors")
+    halted = Outcome(69, reported_reason=Reason.halted, text="ecc on n1: 3 errors")
     decision = decide(halted, Counts(), elsewhere, 1)
     assert (decision.starts_again, decision.because) == (False, "ecc on n1: 3 errors")
 
@@ -268,7 +272,7 @@ def test_a_rule_does_not_bring_back_what_a_person_stopped():
     """Ctrl+C on a job whose code is named by a rule must end it."""
     given = limits(rules=rules(([1, 7], 5)))
     for asked in (Reason.interrupted, Reason.cancelled, Reason.orphaned):
-        assert not decide(Outcome(7, asked=asked), Counts(), given, 5).starts_again
+        assert not decide(Outcome(7, imposed_reason=asked), Counts(), given, 5).starts_again
 
 
 def test_a_rule_needs_progress_as_well():
@@ -279,8 +283,8 @@ def test_a_rule_needs_progress_as_well():
     assert [one.starts_again for one in decisions] == [True, True, False]
 
 
-PREEMPTED = Outcome(143, asked=Reason.preempted)
-LOST = Outcome(-9, asked=Reason.node_failed)
+PREEMPTED = Outcome(143, imposed_reason=Reason.preempted)
+LOST = Outcome(-9, imposed_reason=Reason.node_failed)
 
 
 @pytest.mark.parametrize("outcome", [PREEMPTED, LOST, LIMIT], ids=str)

@@ -12,7 +12,7 @@ from sweeps import CONF, App, SweptJob
 from forge.config.schema import Policy
 from forge.jobdir.job_files import PLAN, forge_dir, read_json, write_json
 from forge.launch import plan
-from forge.launch.sweep import Place, SweepDir
+from forge.launch.sweep import JobPlace, SweepDir
 
 LIGHT = """
     import json, os, random, signal, sys
@@ -245,7 +245,7 @@ def test_changed_code_is_refused_or_told_where_something_was_trained(tmp_path):
 
 
 def make_plan(directory: Path, threads: int = 4, policy: Policy | None = None, **environment):
-    place = Place(0, directory.name, ("a=1",))
+    place = JobPlace(0, directory.name, ("a=1",))
     job = plan.ComposedJob(place, directory, OmegaConf.create(), policy, "a=1", "x", "y", {})
     with mock.patch.dict(os.environ, environment):
         if not environment:
@@ -301,19 +301,19 @@ def test_a_job_without_a_policy_is_started_once_and_gets_no_signals(tmp_path):
 def test_an_index_that_was_torn_anywhere_is_read_and_written_on(tmp_path, cut):
     """The power may fail within the write."""
     first = SweepDir(tmp_path, set())
-    first.add([Place(0, "0", ("lr=ä",)), Place(1, "1", ("lr=2",))])
+    first.add([JobPlace(0, "0", ("lr=ä",)), JobPlace(1, "1", ("lr=2",))])
     first.close()
     index = tmp_path / ".forge/jobs.jsonl"
     os.truncate(index, index.stat().st_size - cut)
     again = SweepDir(tmp_path, set())
     known = again.find(["lr=2"])
-    assert known in (None, Place(1, "1", ("lr=2",)))
-    again.add([Place(2, "2", ("lr=3",))])
+    assert known in (None, JobPlace(1, "1", ("lr=2",)))
+    again.add([JobPlace(2, "2", ("lr=3",))])
     again.close()
     last = SweepDir(tmp_path, set())
-    assert last.find(["lr=3"]) == Place(2, "2", ("lr=3",))
+    assert last.find(["lr=3"]) == JobPlace(2, "2", ("lr=3",))
     assert last.find(["lr=3"]) is None, "each is taken once"
-    assert last.owner("2") == Place(2, "2", ("lr=3",))
+    assert last.owner("2") == JobPlace(2, "2", ("lr=3",))
     assert last.free_number(2) == 3
     assert last.free_number(2) == 4
     last.close()
@@ -321,12 +321,15 @@ def test_an_index_that_was_torn_anywhere_is_read_and_written_on(tmp_path, cut):
 
 def test_a_job_is_found_with_another_policy_too(tmp_path):
     """`resilience.resume=changed`, or another budget, is no reason to train it from the start."""
-    old, halts = Place(0, "0", ("lr=1",)), Place(2, "2", ("lr=2", "resilience.nan.action=halt"))
+    old, halts = (
+        JobPlace(0, "0", ("lr=1",)),
+        JobPlace(2, "2", ("lr=2", "resilience.nan.action=halt")),
+    )
     first = SweepDir(tmp_path, set())
-    first.add([old, Place(1, "1", ("lr=2", "resilience.nan.action=skip")), halts])
+    first.add([old, JobPlace(1, "1", ("lr=2", "resilience.nan.action=skip")), halts])
     first.close()
     jobs = [["resilience.resume=changed", "lr=1"], ["lr=2"], ["lr=2", "resilience.nan.action=halt"]]
     again = SweepDir(tmp_path, set(), is_looked_at=True)
-    assert again.find_all(jobs) == [old, Place(1, "1", first._known[1].overrides), halts]
+    assert again.find_all(jobs) == [old, JobPlace(1, "1", first._known[1].overrides), halts]
     again = SweepDir(tmp_path, set(), is_looked_at=True)
     assert again.find_all([["lr=2"], ["lr=1"], ["lr=3"]]) == [None, old, None]

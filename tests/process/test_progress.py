@@ -8,42 +8,42 @@ import pytest
 from harness import wait_for
 from started import Popen
 
-from forge.process.progress import PROGRESS, Marks, Page, Record, Section
+from forge.process.progress import PROGRESS, HeartbeatPage, HeartbeatRecord, HeartbeatWriter, Phase
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfd_create is Linux's")
 
 
 @pytest.fixture
 def page():
-    page = Page.create()
+    page = HeartbeatPage.create()
     yield page
     page.close()
 
 
 @pytest.fixture
 def marks(page):
-    marks = Marks.open(page.environ)
+    marks = HeartbeatWriter.open(page.environ)
     yield marks
     marks.close()
 
 
 def test_what_is_marked_is_read(page, marks):
     """The supervisor acts on exactly this."""
-    assert page.read() == Record()  # before anything is marked
-    marks.enter(Section.save, 7, 12.5)
-    assert page.read() == Record(os.getpid(), Section.save, 7, 1, 12.5)
-    marks.enter(Section.step, 8, 0.0)
-    assert page.read() == Record(os.getpid(), Section.step, 8, 2, 0.0)
+    assert page.read() == HeartbeatRecord()  # before anything is marked
+    marks.enter(Phase.save, 7, 12.5)
+    assert page.read() == HeartbeatRecord(os.getpid(), Phase.save, 7, 1, 12.5)
+    marks.enter(Phase.step, 8, 0.0)
+    assert page.read() == HeartbeatRecord(os.getpid(), Phase.step, 8, 2, 0.0)
 
 
 def test_every_mark_is_a_change(page, marks):
     """A save too short to be seen, and back in the same step: it has made progress, still."""
     seen = set()
     for mark in (
-        lambda: marks.enter(Section.step, 3, 1.0),
-        lambda: marks.enter(Section.save, 3, 1.0),
+        lambda: marks.enter(Phase.step, 3, 1.0),
+        lambda: marks.enter(Phase.save, 3, 1.0),
         marks.advance,
-        lambda: marks.enter(Section.step, 3, 1.0),
+        lambda: marks.enter(Phase.step, 3, 1.0),
     ):
         mark()
         seen.add(page.read())
@@ -52,27 +52,27 @@ def test_every_mark_is_a_change(page, marks):
 
 def test_a_mark_that_is_being_written_is_not_read(page, marks):
     """The limit of one section with the place of another could take it for a hang."""
-    marks.enter(Section.start_up, 0, 1800.0)
+    marks.enter(Phase.start_up, 0, 1800.0)
     sequence = os.pread(page.fd, 8, 0)
     os.pwrite(page.fd, struct.pack("q", struct.unpack("q", sequence)[0] + 1), 0)
     assert page.read() is None
-    marks.enter(Section.step, 1, 300.0)  # after an exception in the middle of one
-    assert page.read() == Record(os.getpid(), Section.step, 1, 2, 300.0)
+    marks.enter(Phase.step, 1, 300.0)  # after an exception in the middle of one
+    assert page.read() == HeartbeatRecord(os.getpid(), Phase.step, 1, 2, 300.0)
 
 
 WRITER = """
 import os, itertools
-from forge.process.progress import Marks, Section
-marks = Marks.open(os.environ)
+from forge.process.progress import HeartbeatWriter, Phase
+marks = HeartbeatWriter.open(os.environ)
 for number in itertools.count(1):
-    marks.enter(Section(number % 7), number, number * 2.0)
+    marks.enter(Phase(number % 7), number, number * 2.0)
 """
 
 
 def test_no_reading_mixes_two_marks(page):
-    """Section, step and limit go together here; the writer is met at any point of a mark."""
+    """Phase, step and limit go together here; the writer is met at any point of a mark."""
     writer = Popen([sys.executable, "-c", WRITER], env=os.environ | page.environ)
-    wait_for(lambda: page.read() not in (None, Record()), writer, "mark")
+    wait_for(lambda: page.read() not in (None, HeartbeatRecord()), writer, "mark")
     found = [page.read() for _ in range(50_000)]
     whole = [one for one in found if one is not None]
     assert all((one.section, one.limit_s) == (one.step % 7, one.step * 2.0) for one in whole)
@@ -82,12 +82,12 @@ def test_no_reading_mixes_two_marks(page):
 
 def test_a_fork_does_not_mark(page, marks):
     """A loader's worker would say that a rank makes progress which waits for that worker."""
-    marks.enter(Section.step, 1, 5.0)
+    marks.enter(Phase.step, 1, 5.0)
     before = page.read()
     child = os.fork()
     if not child:
         marks.advance()
-        marks.enter(Section.evaluation, 9, 9.0)
+        marks.enter(Phase.evaluation, 9, 9.0)
         os._exit(0 if not marks.is_open else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert page.read() == before
@@ -97,11 +97,12 @@ def test_a_fork_does_not_mark(page, marks):
 
 def test_one_process_of_a_task_marks(page, marks):
     """Ranks that a task has spawned share its page: they wait for each other, so one will do."""
-    marks.enter(Section.step, 1, 5.0)
+    marks.enter(Phase.step, 1, 5.0)
     before = page.read()
     code = (
-        "import os; from forge.process.progress import Marks, Section\n"
-        "marks = Marks.open(os.environ); marks.enter(Section.save, 9, 9.0); print(marks.is_open)"
+        "import os; from forge.process.progress import HeartbeatWriter, Phase\n"
+        "marks = HeartbeatWriter.open(os.environ); marks.enter(Phase.save, 9, 9.0)\n"
+        "print(marks.is_open)"
     )
 
     def other() -> str:
@@ -113,9 +114,9 @@ def test_one_process_of_a_task_marks(page, marks):
     assert other() == "False"
     assert page.read() == before
     marks.close()
-    assert page.read().section is Section.outside
+    assert page.read().section is Phase.outside
     assert other() == "True"
-    assert page.read().section is Section.save
+    assert page.read().section is Phase.save
     assert page.read().count > before.count + 1  # by this alone progress is known
 
 
@@ -127,9 +128,9 @@ def test_without_a_page_nothing_is_marked(path, tmp_path):
     if path == "a file":
         (tmp_path / "file").write_bytes(bytes(4096))
         path = str(tmp_path / "file")
-    marks = Marks.open({PROGRESS: path} if path else {})
+    marks = HeartbeatWriter.open({PROGRESS: path} if path else {})
     assert not marks.is_open
-    marks.enter(Section.step, 1, 1.0)
+    marks.enter(Phase.step, 1, 1.0)
     marks.advance()
     marks.close()
     if path.startswith(str(tmp_path)):
@@ -145,9 +146,9 @@ def test_the_page_cannot_be_cut(page):
 def test_the_task_outlives_its_supervisor(page, marks):
     """Marks go on into memory that nobody reads."""
     page.close()
-    marks.enter(Section.step, 1, 1.0)
+    marks.enter(Phase.step, 1, 1.0)
     marks.advance()
-    assert page.read() == Record()
+    assert page.read() == HeartbeatRecord()
 
 
 def test_where_there_is_no_such_memory_nothing_is_watched(monkeypatch):
@@ -157,6 +158,6 @@ def test_where_there_is_no_such_memory_nothing_is_watched(monkeypatch):
         raise OSError
 
     monkeypatch.setattr(os, "memfd_create", refused)
-    page = Page.create()
-    assert (page.environ, page.read()) == ({}, Record())
+    page = HeartbeatPage.create()
+    assert (page.environ, page.read()) == ({}, HeartbeatRecord())
     page.close()

@@ -11,7 +11,7 @@ from started import Popen
 from stepwise import returned
 
 from forge.process import stacks
-from forge.process.progress import Page
+from forge.process.progress import HeartbeatPage
 
 STANDS = """
 import os, sys, threading
@@ -38,7 +38,7 @@ WHAT = {
 
 @pytest.fixture
 def page():
-    page = Page.create()
+    page = HeartbeatPage.create()
     yield page
     page.close()
 
@@ -141,8 +141,8 @@ def test_a_process_that_does_not_react_is_not_waited_for_long(page, stuck):
 
 MARKS = """
 import os, sys
-from forge.process.progress import Marks
-marks = Marks.open(os.environ)
+from forge.process.progress import HeartbeatWriter
+marks = HeartbeatWriter.open(os.environ)
 print(1, flush=True)
 input()
 """

@@ -18,7 +18,7 @@ PLAY = """
 import functools, json, multiprocessing, os, sys, time
 from pathlib import Path
 import torch
-import forge, forge.training.session
+import forge, forge.training.attempt
 from forge.process.time_limit import TimeLimit
 
 torch.set_num_threads(1)
@@ -29,7 +29,7 @@ now = 0.0
 
 def attempt(directory, left_s, spec):
     os.environ["FORGE_END_TIME"] = str(1_800_000_000 + left_s)
-    forge.training.session.TimeLimit = functools.partial(
+    forge.training.attempt.TimeLimit = functools.partial(
         TimeLimit, clock=lambda: now, wall=lambda: 1_800_000_000.0
     )
     torch.manual_seed(1)

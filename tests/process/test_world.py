@@ -4,7 +4,7 @@ import pytest
 
 from forge.errors import ConfigError
 from forge.process import world
-from forge.process.world import World
+from forge.process.world import RankInfo
 
 TORCHRUN = {
     "RANK": "3",
@@ -28,26 +28,26 @@ STEP = {
 
 
 def test_a_process_by_itself_is_the_only_rank():
-    assert world.of({}) == World()
-    assert world.of({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}) == World()  # a batch script
+    assert world.of({}) == RankInfo()
+    assert world.of({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}) == RankInfo()  # a batch script
 
 
 def test_tasks_that_have_nothing_in_common_are_alone():
     """A sweep here, started in one task of a step; torchrun in a job of it has its own ranks."""
-    assert world.of(STEP | {"FORGE_RANKS": "1"}) == World()
+    assert world.of(STEP | {"FORGE_RANKS": "1"}) == RankInfo()
     assert world.of(STEP | TORCHRUN | {"FORGE_RANKS": "1"}).rank == 3
 
 
 def test_what_torchrun_says_is_taken_as_it_is():
     """Under srun, too: there the task of the step is the agent, and no rank."""
-    expected = World(3, 4, 1, 2, "host", 29500)
+    expected = RankInfo(3, 4, 1, 2, "host", 29500)
     assert world.of(TORCHRUN) == world.of(STEP | TORCHRUN) == expected
     assert world.of(expected.variables()) == expected
 
 
 def test_a_task_of_a_slurm_step_is_a_rank():
     found = world.of(STEP)
-    assert found == World(3, 5, 1, 2, "localhost", found.port)
+    assert found == RankInfo(3, 5, 1, 2, "localhost", found.port)
     assert world.of(STEP | {"SLURM_NODEID": "2"}).local_size == 1
     assert 10_000 <= found.port < 30_000
 

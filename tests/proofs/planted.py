@@ -91,7 +91,7 @@ DEFECTS = [
     ),
     Defect(
         "copies_shared",
-        "checkpoint/save/copies.py",
+        "checkpoint/save/staging_pool.py",
         "self._arena = self._image = None  # the last copy is not written yet: it keeps them",
         "pass",
         "a save that is still being written is overwritten by the next",
@@ -133,7 +133,7 @@ DEFECTS = [
     # -- training ------------------------------------------------------------------------------
     Defect(
         "session_nan_streak",
-        "training/contents.py",
+        "training/train_state.py",
         'self._nan.load_state_dict(state["nan"])',
         "pass",
         "each restart forgets the streak of NaNs, so that none ever halts",
@@ -195,7 +195,7 @@ DEFECTS = [
         "return found + changes(",
         "return changes(",
         "another script resumes from the checkpoints of this one",
-        "jobdir/test_identity.py training/start/test_owner.py",
+        "jobdir/test_identity.py training/start/test_checkpoint_owner.py",
     ),
     Defect(
         "rules_lead",

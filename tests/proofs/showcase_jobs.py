@@ -146,7 +146,7 @@ class Job(SlurmJob):
         )
 
 
-def stops(attempts: list[ledger.Attempt]) -> list[Stop]:
+def stops(attempts: list[ledger.AttemptLog]) -> list[Stop]:
     """What the starts that followed tell of every stop."""
     found = []
     begun = [one for one in attempts if any(event["kind"] == "start" for event in one.events)]

@@ -31,7 +31,7 @@ from harness import until
 
 from forge.process import world
 
-_FINISH = {"kind": "FinishAsked", "loop": 0, "rollbacks": 0, "step": 4, "text": "enough"}
+_FINISH = {"kind": "FinishRequest", "loop": 0, "rollbacks": 0, "step": 4, "text": "enough"}
 _FAILED = {"error": "a disk that nobody has", "code": 0, "weight": 3}
 
 

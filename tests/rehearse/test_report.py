@@ -9,16 +9,16 @@ import torch
 from forge.jobdir import ledger
 from forge.rehearse import report
 from forge.rehearse.comparing import are_near, differing_leaves, differing_values
-from forge.rehearse.rehearsal import Run
+from forge.rehearse.rehearsal import RehearsedRun
 from forge.rehearse.surroundings import Surroundings
 
 
 def run_of(*events, state=None, hits=()):
     """A run of an attempt for each list of events."""
-    run = Run("one", Path(), hits=list(hits), states={"checkpoints": state or {}})
+    run = RehearsedRun("one", Path(), hits=list(hits), states={"checkpoints": state or {}})
     for number, own in enumerate(events, 1):
         first = {"kind": "run", "checkpoints": "checkpoints"}
-        run.history.attempts.append(ledger.Attempt(number, [first, *own]))
+        run.history.attempts.append(ledger.AttemptLog(number, [first, *own]))
     return run
 
 

@@ -17,9 +17,9 @@ from forge.rehearse import rehearsal
 from forge.rehearse.command import main
 from forge.rehearse.comparing import differing_leaves, differing_values
 from forge.rehearse.plan import plan, seconds_of, signals_of
-from forge.rehearse.rehearsal import Rehearsal, Run, Strike
-from forge.rehearse.verdicts import NO_VERDICT, Verdict, Wanted
-from forge.training.loop import strikes
+from forge.rehearse.rehearsal import Rehearsal, RehearsedRun, Strike
+from forge.rehearse.verdicts import NO_VERDICT, RehearsalVerdict, Wanted
+from forge.training.loop import fault_injection
 
 
 def test_a_plan_is_a_stop_and_a_kill_and_the_same_for_the_same_seed():
@@ -86,15 +86,15 @@ def test_only_a_code_of_its_own_tells_of_a_strike(name, codes):
 def hits(monkeypatch):
     """Signals that the strike sends, instead of being hit."""
     found = []
-    monkeypatch.setattr(strikes, "_boundaries", [])
-    monkeypatch.setattr(strikes.os, "kill", lambda pid, number: found.append((pid, number)))
+    monkeypatch.setattr(fault_injection, "_boundaries", [])
+    monkeypatch.setattr(fault_injection.os, "kill", lambda pid, number: found.append((pid, number)))
     return found
 
 
 def test_a_strike_comes_once_at_its_boundary(hits, monkeypatch):
     """Not again in the same process, nor in its children."""
     monkeypatch.setenv("FORGE_STRIKE", "SIGTERM 3 0.0")
-    found = [strikes.arrive() or len(hits) for _ in range(6)]
+    found = [fault_injection.arrive() or len(hits) for _ in range(6)]
     assert found == [0, 0, 1, 1, 1, 1]
     assert hits == [(os.getpid(), signal.SIGTERM)]
     assert "FORGE_STRIKE" not in os.environ
@@ -103,9 +103,9 @@ def test_a_strike_comes_once_at_its_boundary(hits, monkeypatch):
 def test_a_strike_within_a_step_comes_later(hits, monkeypatch):
     """By a fraction of the step before it."""
     monkeypatch.setenv("FORGE_STRIKE", "SIGKILL 2 0.5")
-    monkeypatch.setattr(strikes.time, "monotonic", iter([0.0, 0.02]).__next__)
-    strikes.arrive()
-    strikes.arrive()
+    monkeypatch.setattr(fault_injection.time, "monotonic", iter([0.0, 0.02]).__next__)
+    fault_injection.arrive()
+    fault_injection.arrive()
     for thread in threading.enumerate():
         if isinstance(thread, threading.Timer):
             assert thread.interval == 0.01
@@ -116,8 +116,8 @@ def test_a_strike_within_a_step_comes_later(hits, monkeypatch):
 def test_a_strike_within_a_step_comes_before_the_next_boundary_does(hits, monkeypatch):
     """On a busy machine its thread is late, and the next strike of the plan was never reached."""
     monkeypatch.setenv("FORGE_STRIKE", "SIGTERM 2 0.9")
-    monkeypatch.setattr(strikes.time, "monotonic", iter([0.0, 3600.0]).__next__)
-    found = [strikes.arrive() or len(hits) for _ in range(4)]
+    monkeypatch.setattr(fault_injection.time, "monotonic", iter([0.0, 3600.0]).__next__)
+    found = [fault_injection.arrive() or len(hits) for _ in range(4)]
     assert found == [0, 0, 1, 1]
     for thread in threading.enumerate():
         if isinstance(thread, threading.Timer):
@@ -129,9 +129,9 @@ def test_a_strike_within_a_step_comes_before_the_next_boundary_does(hits, monkey
 def test_nothing_happens_where_nobody_rehearses(hits, monkeypatch):
     """The hook stands in every step of every training."""
     monkeypatch.delenv("FORGE_STRIKE", raising=False)
-    strikes.arrive()
+    fault_injection.arrive()
     assert hits == []
-    assert strikes._boundaries == []
+    assert fault_injection._boundaries == []
 
 
 @pytest.mark.parametrize("configured", ["checkpoints", "/scratch/mine/checkpoints"])
@@ -164,9 +164,9 @@ def test_a_hit_is_shown_with_the_run_that_it_hit_and_where_that_resumed():
 
     def attempt(number, place, start):
         events = [{"kind": "run", "checkpoints": place}, {"kind": "start", "step": start}]
-        return ledger.Attempt(number, events)
+        return ledger.AttemptLog(number, events)
 
-    run = Run("one", Path(), hits=[("SIGKILL", ledger.Progress(2, 7, 0.0, None))])
+    run = RehearsedRun("one", Path(), hits=[("SIGKILL", ledger.Progress(2, 7, 0.0, None))])
     assert run.trace() == "SIGKILL 7"  # nothing is known of it yet
     run.history.attempts += [attempt(1, "c", 0), attempt(2, "c", 3), attempt(3, "c", 5)]
     assert run.trace() == "SIGKILL 7 → 5"
@@ -177,7 +177,7 @@ def test_a_hit_is_shown_with_the_run_that_it_hit_and_where_that_resumed():
 
 def run_of(states, metrics):
     history = ledger.History([], {"checkpoints": metrics})
-    return Run("one", Path(), states={"checkpoints": states}, history=history)
+    return RehearsedRun("one", Path(), states={"checkpoints": states}, history=history)
 
 
 def test_the_first_difference_is_the_first_by_step():
@@ -217,7 +217,7 @@ class Ended:
         self.num_runs += 1
         run = run_of({"live": {"w": 1}}, {0: {"loss": 1.0, "seconds": float(self.num_runs)}})
         events = [{"kind": "run", "checkpoints": "checkpoints"}, {"kind": "finish", "step": 4}]
-        run.history.attempts.append(ledger.Attempt(1, events))
+        run.history.attempts.append(ledger.AttemptLog(1, events))
         run.hits = list(self.hits) if planned else []
         return run
 
@@ -225,7 +225,7 @@ class Ended:
 def test_what_is_measured_of_the_machine_is_left_out_by_name(capsys):
     """Times differ in every run; a loss that does not is compared."""
     hit = ("SIGKILL", ledger.Progress(1, 2, 0.0, None))
-    assert Verdict(Ended(hit), Wanted(times=2)).rehearse() == 0
+    assert RehearsalVerdict(Ended(hit), Wanted(times=2)).rehearse() == 0
     said = capsys.readouterr().out
     assert "not compared, since they differ even without an interruption: seconds\n" in said
     assert "\nIDENTICAL: all interrupted runs ended with the same bits (2 signals sent, " in said
@@ -233,7 +233,7 @@ def test_what_is_measured_of_the_machine_is_left_out_by_name(capsys):
 
 def test_runs_that_nothing_hit_are_not_called_identical(capsys):
     """A policy may ignore the signals: then nothing was rehearsed."""
-    assert Verdict(Ended(), Wanted(times=2)).rehearse() == NO_VERDICT
+    assert RehearsalVerdict(Ended(), Wanted(times=2)).rehearse() == NO_VERDICT
     assert "No run got a signal" in capsys.readouterr().out
 
 
@@ -241,7 +241,7 @@ def test_where_time_is_short_there_are_fewer_disturbed_runs(capsys):
     """Rather than none: an answer of one run is an answer; and it is said."""
     hit = ("SIGKILL", ledger.Progress(1, 2, 0.0, None))
     ended = Ended(hit)
-    assert Verdict(ended, Wanted(times=3, within_s=1e-9)).rehearse() == 0
+    assert RehearsalVerdict(ended, Wanted(times=3, within_s=1e-9)).rehearse() == 0
     assert ended.num_runs == 3
     said = capsys.readouterr().out
     assert "--within leaves no time for more: 1 of 3 interrupted runs" in said

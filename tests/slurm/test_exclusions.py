@@ -13,10 +13,10 @@ from played_jobs import PREEMPTED, RUNS, report
 from forge.config.schema import RequeueConfig
 from forge.errors import NoAnswer, NotRequeueable
 from forge.job.requeue import Counts
-from forge.jobdir import sick
+from forge.jobdir import node_fault
 from forge.jobdir.job_files import forge_dir
+from forge.jobdir.node_fault import NodeFault
 from forge.jobdir.plan import RequeueLimits, SlurmPlan
-from forge.jobdir.sick import Sick
 from forge.slurm import client
 from forge.slurm.exclusions import Exclusion, Exclusions, choose
 from forge.slurm.job_info import JobInfo
@@ -66,7 +66,7 @@ def standing(job):
 
 def fails(job, node, action, **start):
     """A start of the job in which its check fails on this node, so that it ends with 69."""
-    found = Sick(node, "ecc", "3 errors", action)
+    found = NodeFault(node, "ecc", "3 errors", action)
     job.step(69, report(69, node=node), sick={0: found})
     return job.run(RUNS, **ON_N1 | start)
 
@@ -105,7 +105,7 @@ def test_what_a_job_has_found_itself_comes_first_then_the_newest(folders):
     """Its own check would fail again; of the others the newest is the likeliest to hold."""
     own, sibling, sweep = folders
     for node, found, job in (("n1", 1, own), ("n2", 2, sibling), ("n3", 3, sibling)):
-        Exclusions(job, sweep, 1.0).note([Sick(node, "ecc", "", "exclude_node")])
+        Exclusions(job, sweep, 1.0).note([NodeFault(node, "ecc", "", "exclude_node")])
         path = file_of(sweep, node)
         path.write_text(json.dumps(json.loads(path.read_text()) | {"found": found}))
     assert [one.node for one in Exclusions(own, sweep, 1.0).standing()] == ["n1", "n3", "n2"]
@@ -166,8 +166,8 @@ def test_two_jobs_that_write_at_once_lose_nothing(folders):
     own, sibling, sweep = folders
     one, other = (Exclusions(job, sweep, 1.0) for job in (own, sibling))
     one.standing(), other.standing()
-    one.note([Sick("n1", "ecc", "", "exclude_node")])
-    other.note([Sick("n2", "ecc", "", "exclude_node")])
+    one.note([NodeFault("n1", "ecc", "", "exclude_node")])
+    other.note([NodeFault("n2", "ecc", "", "exclude_node")])
     assert {found.node for found in Exclusions(own, sweep, 1.0).standing()} == {"n1", "n2"}
 
 
@@ -197,7 +197,7 @@ def test_a_file_of_somebody_else_s_ends_no_job(folders):
     """Whoever could write it could keep jobs off nodes, and no more: it is said, and not read."""
     own, _, sweep = folders
     said = []
-    Exclusions(own, sweep, 1.0).note([Sick("n1", "ecc", "", "exclude_node")])
+    Exclusions(own, sweep, 1.0).note([NodeFault("n1", "ecc", "", "exclude_node")])
     file_of(sweep, "n1").chmod(0o666)
     assert Exclusions(own, sweep, 1.0, said.append).standing() == []
     assert "can be written by everybody" in said[0]
@@ -285,7 +285,7 @@ def test_a_wrapper_killed_before_it_has_requeued_leaves_the_node_when_it_is_back
 def test_a_wrapper_killed_before_it_has_read_who_is_sick_leaves_the_node_when_it_is_back(jobs):
     """Else the same check fails there once more, if at the start; if beside training, later."""
     job = jobs[0].left("running", restarts=0)
-    sick.write(job.directory, Sick("n1", "ecc", "3 errors", "exclude_node"))
+    node_fault.write(job.directory, NodeFault("n1", "ecc", "3 errors", "exclude_node"))
     ended = begin(job, RUNS)
     assert (ended.code, ended.did, ended.num_attempts) == (75, LEAVES, 0)
     assert "killed by SIGKILL" in ended.said

@@ -15,8 +15,8 @@ from forge.config.schema import RequeueConfig
 from forge.errors import NoSuchJob, NotRequeueable, Reason, SlurmRefused
 from forge.job.requeue import Decision, spread
 from forge.jobdir.job_files import STATE, forge_dir, read_json
+from forge.jobdir.node_fault import NodeFault
 from forge.jobdir.plan import RequeueLimits
-from forge.jobdir.sick import Sick
 from forge.jobdir.verdict import Verdict
 from forge.slurm.client import Queued
 from forge.slurm.job_info import JobInfo
@@ -200,7 +200,7 @@ def test_the_rank_whose_check_failed_says_why(played):
     """The others leave with its exit code, and may be faster; at the start there is no verdict."""
     ranks = report(69, 0, time=5.0, node="n1"), report(69, 1, time=9.0, node="n2")
     leaves = Verdict(Reason.unhealthy, "rank 1 leaves", 69)
-    found = Sick("n2", "ecc", "ecc on n2", "halt")
+    found = NodeFault("n2", "ecc", "ecc on n2", "halt")
     ended = played().step(69, *ranks, verdict=leaves, sick={1: found}).run(RUNS)
     assert (ended.reason, ended.text) == ("halted", "ecc on n2")
 

@@ -6,12 +6,12 @@ import torch
 import warm
 
 from forge.checkpoint.format import tensorfile
-from forge.checkpoint.io.arena import Arena
 from forge.checkpoint.io.copying import flat
+from forge.checkpoint.io.host_buffer import HostBuffer
 from forge.checkpoint.io.output import write_file
 from forge.checkpoint.load.file_reading import CheckedFile
-from forge.checkpoint.load.tensor_reading import Part, TensorFile
-from forge.checkpoint.save.image import Image, room_for
+from forge.checkpoint.load.tensor_reading import TensorFile, TensorPart
+from forge.checkpoint.save.staged_file import StagedFile, room_for
 
 SCRIPT = """
 import sys, warnings
@@ -116,12 +116,12 @@ def test_metadata_of_a_header_that_forge_does_not_know_is_passed_over(tmp_path):
     """Shards will say there where they belong."""
     tensors = {"a": torch.arange(6.0), "b": torch.ones(2, dtype=torch.complex128)}
     layout = tensorfile.Layout(tensors, {"DCP_SHARDING_INFO": '{"a": {}}', "complex128": "no"})
-    image = Image(layout, tensors, Arena(room_for(layout.size)))
+    image = StagedFile(layout, tensors, HostBuffer(room_for(layout.size)))
     image.fill(tensors)
     with image.readers() as readers:
         entry = write_file(tmp_path / "file", layout.size, readers)
     file = TensorFile(CheckedFile(tmp_path / "file", entry))
     found = {name: torch.empty_like(one, device="cpu") for name, one in file.outline.items()}
-    file.read_parts([Part(n, 0, flat(t)) for n, t in found.items()], is_whole=True)
+    file.read_parts([TensorPart(n, 0, flat(t)) for n, t in found.items()], is_whole=True)
     assert found.keys() == tensors.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())

@@ -22,7 +22,7 @@ import pytest
 from plans import LISTENS, planned
 from wrapped import Says
 
-from forge.jobdir import sick, verdict
+from forge.jobdir import node_fault, verdict
 from forge.jobdir.job_files import (
     RANK,
     REPORT,
@@ -108,7 +108,7 @@ class PlayedJob:
                 patch.setenv(RANK, str(rank))
                 if not rank:
                     patch.delenv(RANK)
-                sick.write(place, found)
+                node_fault.write(place, found)
         return f"cp -p '{forge_dir(place)}'/* '{forge_dir(self.directory)}'/ 2>/dev/null"
 
     def step(

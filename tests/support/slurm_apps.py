@@ -275,7 +275,7 @@ class SlurmJob(SweptJob):
         return [_last(one) - two.start_step for one, two in itertools.pairwise(attempts)]
 
 
-def _last(attempt: ledger.Attempt) -> int:
+def _last(attempt: ledger.AttemptLog) -> int:
     """The step at which an attempt knew that it ended, or else began."""
     return max(one["step"] for one in attempt.events if one["kind"] in ("stop", "start"))
 

@@ -7,7 +7,7 @@ from forge.checkpoint import Store
 from forge.checkpoint.format import checksums
 from forge.checkpoint.io import output
 from forge.checkpoint.load import file_reading
-from forge.checkpoint.save import image
+from forge.checkpoint.save import staged_file
 from forge.config.schema import CheckpointConfig
 
 
@@ -43,7 +43,7 @@ def _state_of():
 @pytest.fixture
 def small_chunks(monkeypatch):
     """Files of some kilobytes then have many chunks, and several threads."""
-    for module in (checksums, image, output, file_reading):
+    for module in (checksums, staged_file, output, file_reading):
         monkeypatch.setattr(module, "CHUNK", 1 << 12)
     monkeypatch.setattr(file_reading, "_STEP", 1 << 9)
     monkeypatch.setattr(file_reading, "_DIRECT", 1 << 7)

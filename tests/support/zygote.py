@@ -61,7 +61,7 @@ for name in (
     "launch.task",
     "shutdown.signal_handler",
     "training.run",
-    "training.session",
+    "training.attempt",
 ):
     importlib.import_module(f"forge.{name}")
 Updater = sys.modules["forge.training.nan.update"].Updater

@@ -7,23 +7,33 @@ import typing
 import pytest
 
 from forge.errors import Reason
-from forge.group.facts import Agreed, Failed, FinishAsked, SaveAsked, StopAsked
+from forge.group.facts import Consensus, FailureReport, FinishRequest, SaveRequest, StopRequest
 from forge.training import decide as module
-from forge.training.decide import Decision, Finish, Go, Halt, Known, RollBack, Save, Stop, decide
+from forge.training.decide import (
+    Decision,
+    Finish,
+    Go,
+    Halt,
+    LocalInputs,
+    RollBack,
+    Save,
+    Stop,
+    decide,
+)
 
-STOP = StopAsked(75, Reason.requested, "SIGUSR1")
-FAILED = Failed(74, "the disk is gone")
+STOP = StopRequest(75, Reason.requested, "SIGUSR1")
+FAILED = FailureReport(74, "the disk is gone")
 STEPS, N = range(7), 6
 FACTS = {
     "failed": [None, FAILED],
     "finish": [
         None,
-        FinishAsked(1, 2, "converged"),
-        FinishAsked(1, 5, "a"),
-        FinishAsked(0, 1, "b"),
+        FinishRequest(1, 2, "converged"),
+        FinishRequest(1, 5, "a"),
+        FinishRequest(0, 1, "b"),
     ],
     "stop": [None, STOP],
-    "save": [None, SaveAsked(3), SaveAsked(4, is_periodic=True)],
+    "save": [None, SaveRequest(3), SaveRequest(4, is_periodic=True)],
 }
 KNOWN = {
     "every_steps": [None, 2],
@@ -36,7 +46,7 @@ def combinations(table: dict[str, list]) -> list[dict]:
     return [dict(zip(table, values, strict=True)) for values in itertools.product(*table.values())]
 
 
-def is_save_due(step: int, agreed: Agreed, known: Known) -> bool:
+def is_save_due(step: int, agreed: Consensus, known: LocalInputs) -> bool:
     if known.saved == step:
         return False
     saved = -1 if known.saved is None else known.saved
@@ -49,9 +59,9 @@ def is_save_due(step: int, agreed: Agreed, known: Known) -> bool:
 @pytest.mark.parametrize("facts", combinations(FACTS), ids=str)
 def test_the_first_that_applies_is_decided(facts):
     """Halt, RollBack, Finish, Stop, Save, Go: a rank that took another one would hang the rest."""
-    agreed = Agreed(**facts)
+    agreed = Consensus(**facts)
     for values, step in itertools.product(combinations(KNOWN), STEPS):
-        known = Known(loop=1, n=N, **values)
+        known = LocalInputs(loop=1, n=N, **values)
         end = agreed.finish.step if agreed.finish and agreed.finish.loop == 1 else N
         has_finished = step in (N, *range(end, N))
         applies = [
@@ -77,8 +87,8 @@ def test_the_order_of_the_classes_is_the_order_of_precedence():
 
 def test_n_and_every_steps_need_no_proposal():
     """The step number says it on every rank: a message for it would cost one at each step."""
-    known = Known(loop=0, n=4, every_steps=2, saved=0, nan=None)
-    found = [decide(Agreed(), step, known) for step in (1, 2, 4)]
+    known = LocalInputs(loop=0, n=4, every_steps=2, saved=0, nan=None)
+    found = [decide(Consensus(), step, known) for step in (1, 2, 4)]
     assert found == [Go(), Save(is_periodic=True), Finish(None, Save(is_periodic=True), None)]
 
 
@@ -86,8 +96,10 @@ def test_periodic_saves_fall_on_multiples_and_not_on_what_is_saved():
     """A resumed run must not save again what it has just loaded, nor an untrained model."""
 
     def saved(steps, saved):
-        known = Known(loop=0, n=99, every_steps=10, saved=saved, nan=None)
-        return [step for step in steps if decide(Agreed(), step, known) == Save(is_periodic=True)]
+        known = LocalInputs(loop=0, n=99, every_steps=10, saved=saved, nan=None)
+        return [
+            step for step in steps if decide(Consensus(), step, known) == Save(is_periodic=True)
+        ]
 
     assert saved(range(31), None) == [10, 20, 30]
     assert saved(range(20, 31), 20) == [30]
@@ -95,25 +107,25 @@ def test_periodic_saves_fall_on_multiples_and_not_on_what_is_saved():
 
 def test_a_decision_carries_what_was_agreed():
     """All ranks leave with the code of the signal that one of them got."""
-    known = Known(loop=0, n=4, every_steps=None, saved=None, nan=None)
-    assert decide(Agreed(stop=STOP), 1, known) == Stop(STOP)
-    assert decide(Agreed(failed=FAILED, stop=STOP), 1, known) == Halt("the disk is gone", 74)
-    asked = FinishAsked(0, 1, "converged")
-    assert decide(Agreed(finish=asked, stop=STOP), 1, known) == Finish(asked, None, STOP)
+    known = LocalInputs(loop=0, n=4, every_steps=None, saved=None, nan=None)
+    assert decide(Consensus(stop=STOP), 1, known) == Stop(STOP)
+    assert decide(Consensus(failed=FAILED, stop=STOP), 1, known) == Halt("the disk is gone", 74)
+    asked = FinishRequest(0, 1, "converged")
+    assert decide(Consensus(finish=asked, stop=STOP), 1, known) == Finish(asked, None, STOP)
 
 
 def test_a_rollback_undoes_the_step_that_asked_for_the_end():
     """It comes to the same step again, and finds another loss."""
-    known = Known(loop=0, n=9, every_steps=None, saved=None, nan=None, rollbacks=1)
-    assert decide(Agreed(finish=FinishAsked(0, 3, "NaN")), 4, known) == Go()
-    asked = FinishAsked(0, 3, "converged", rollbacks=1)
-    assert decide(Agreed(finish=asked), 4, known) == Finish(asked, None, None)
+    known = LocalInputs(loop=0, n=9, every_steps=None, saved=None, nan=None, rollbacks=1)
+    assert decide(Consensus(finish=FinishRequest(0, 3, "NaN")), 4, known) == Go()
+    asked = FinishRequest(0, 3, "converged", rollbacks=1)
+    assert decide(Consensus(finish=asked), 4, known) == Finish(asked, None, None)
 
 
 def test_a_save_that_was_made_is_not_made_again_until_it_is_rolled_back():
     """Nothing is taken out of what was agreed: the step alone tells what is done."""
-    agreed = Agreed(save=SaveAsked(3))
-    saved = Known(loop=0, n=9, every_steps=None, saved=3, nan=None)
+    agreed = Consensus(save=SaveRequest(3))
+    saved = LocalInputs(loop=0, n=9, every_steps=None, saved=3, nan=None)
     assert [decide(agreed, step, saved) for step in (3, 4)] == [Go(), Go()]
     back = saved._replace(saved=1)
     assert [decide(agreed, step, back) for step in (1, 2, 3)] == [Go(), Go(), Save(False)]
@@ -138,5 +150,5 @@ def test_the_types_of_decide_hold_no_local_fact():
 
     for kind in typing.get_type_hints(decide).values():
         check(kind)
-    assert {Agreed, Known, StopAsked} <= seen
+    assert {Consensus, LocalInputs, StopRequest} <= seen
     assert not {"time", "signal", "os"} & vars(module).keys()

@@ -19,7 +19,7 @@ from forge.checkpoint.io import output
 from forge.checkpoint.load import file_reading
 from forge.checkpoint.save import staging
 from forge.process import sections
-from forge.process.progress import Page, Record, Section
+from forge.process.progress import HeartbeatPage, HeartbeatRecord, Phase
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfd_create is Linux's")
 
@@ -28,7 +28,7 @@ START_S = 700.0
 
 @pytest.fixture
 def page(monkeypatch):
-    page = Page.create()
+    page = HeartbeatPage.create()
     for name, value in page.environ.items():
         monkeypatch.setenv(name, value)
     yield page
@@ -76,7 +76,7 @@ def test_each_part_of_a_run_is_in_its_section(page, tmp_path):
     run = forge.Run(
         policy_in(tmp_path, every_steps=4), model=model, optimizer=optimizer, looked=looked
     )
-    assert page.read() == Record()
+    assert page.read() == HeartbeatRecord()
     with run:
         opened = page.read()
 
@@ -95,22 +95,22 @@ def test_each_part_of_a_run_is_in_its_section(page, tmp_path):
             update(run, model, optimizer)
     after = page.read()
 
-    assert (opened.section, opened.pid, opened.limit_s) == (Section.start_up, os.getpid(), START_S)
-    assert all(one.section is Section.step and one.step == step for step, one in seen)
+    assert (opened.section, opened.pid, opened.limit_s) == (Phase.start_up, os.getpid(), START_S)
+    assert all(one.section is Phase.step and one.step == step for step, one in seen)
     counts = [one.count for _, one in seen]
     assert counts == sorted(set(counts))
     # Of boundaries without a save or an evaluation: one mark for a step.
     assert next(b - a for a, b in itertools.pairwise(counts)) == 1
     assert [step for step, *_ in evaluated] == [3, 6, 9]
     for step, before, last in evaluated:
-        assert before.section is last.section is Section.evaluation
+        assert before.section is last.section is Phase.evaluation
         assert (before.step, last.step) == (step, step)
         assert last.count >= before.count + 5
-    assert (between.section, between.step, between.limit_s) == (Section.outside, 9, 0.0)
-    assert (after.section, after.limit_s) == (Section.outside, 0.0)
+    assert (between.section, between.step, between.limit_s) == (Phase.outside, 9, 0.0)
+    assert (after.section, after.limit_s) == (Phase.outside, 0.0)
     # As the Run is entered, to see whether it can be saved at all; then copies and saves.
-    assert {one.section for one in looked.taken if one.step == 0} == {Section.start_up}
-    assert {one.section for one in looked.taken if one.step} == {Section.save}
+    assert {one.section for one in looked.taken if one.step == 0} == {Phase.start_up}
+    assert {one.section for one in looked.taken if one.step} == {Phase.save}
     assert {one.step for one in looked.taken} >= {0, 4, 8, 10}
 
 
@@ -129,7 +129,7 @@ def test_what_is_written_is_progress(page, tmp_path, monkeypatch):
     with forge.Run(policy_in(tmp_path), model=model, optimizer=optimizer) as run:
         for _ in run.steps(1):
             update(run, model, optimizer)
-    assert {section for section, _ in counts} == {Section.save}
+    assert {section for section, _ in counts} == {Phase.save}
     assert counts[-1][1] - counts[0][1] >= len(counts) - 3  # two threads write
     assert len(counts) >= 5
 
@@ -154,7 +154,7 @@ def test_what_is_read_at_the_start_is_progress(page, tmp_path, monkeypatch):
                 loss = loss * math.nan
             loss.backward()
             run.update(loss, optimizer)
-    assert {section for section, _ in counts} == {Section.start_up}
+    assert {section for section, _ in counts} == {Phase.start_up}
     assert len(counts) >= 40
     assert counts[-1][1] - counts[0][1] >= len(counts) - 8  # threads read
 
@@ -167,7 +167,7 @@ def test_a_save_in_the_background_is_no_progress_of_the_step(page, tmp_path, mon
     def written(*given):
         if not is_written.is_set():  # else the thread may write before the step begins
             assert is_in_step.wait(PATIENCE_S)
-            assert page.read().section is Section.step
+            assert page.read().section is Phase.step
             before = page.read()
             found = write_file(*given)
             seen.append((before, page.read()))
@@ -200,7 +200,7 @@ def test_an_evaluation_after_an_epochs_pass_is_one(page, tmp_path):
             after = page.read()
             run.check_stop()
             found.append((before.section, after.section, page.read().count > after.count))
-    assert found == [(Section.step, Section.evaluation, True)] * 2
+    assert found == [(Phase.step, Phase.evaluation, True)] * 2
 
 
 def test_the_first_step_of_an_epoch_is_told_from_the_others(page, tmp_path):
@@ -235,7 +235,7 @@ def test_a_rollback_may_take_as_long_as_a_start(page, tmp_path):
                 loss = loss * float(f"{'nan' if bad.pop() else ''}")
             loss.backward()
             run.update(loss, optimizer)
-    assert [(one.section, one.limit_s) for one in looked.loaded] == [(Section.start_up, START_S)]
+    assert [(one.section, one.limit_s) for one in looked.loaded] == [(Phase.start_up, START_S)]
 
 
 @pytest.mark.parametrize("hang", [{"action": "ignore"}, None])
@@ -246,8 +246,8 @@ def test_who_is_not_to_be_watched_marks_nothing(hang, page, tmp_path):
     with forge.Run(policy, model=model, optimizer=optimizer) as run:
         for _ in run.steps(3):
             update(run, model, optimizer)
-            assert page.read() == Record()
-    assert page.read() == Record()
+            assert page.read() == HeartbeatRecord()
+    assert page.read() == HeartbeatRecord()
 
 
 def test_a_run_that_cannot_be_entered_is_left(page, tmp_path):
@@ -262,8 +262,8 @@ def test_a_run_that_cannot_be_entered_is_left(page, tmp_path):
     looked = Failing(page)
     with pytest.raises(BaseException, match="planted"):
         forge.Run(policy_in(tmp_path), model=model, optimizer=optimizer, a=looked).__enter__()
-    assert [one.section for one in looked.taken] == [Section.start_up]
-    assert page.read().section is Section.outside
+    assert [one.section for one in looked.taken] == [Phase.start_up]
+    assert page.read().section is Phase.outside
 
 
 def test_a_run_that_raises_is_left(page, tmp_path):
@@ -277,7 +277,7 @@ def test_a_run_that_raises_is_left(page, tmp_path):
 
     with pytest.raises(ValueError, match="planted"):
         train()
-    assert page.read().section is Section.outside
+    assert page.read().section is Phase.outside
 
 
 COMPILING = """
@@ -285,9 +285,9 @@ import os, sys, json
 import torch
 import torch._prims  # comes too late where `quick` puts off torch._dynamo
 import forge
-from forge.process.progress import Page
+from forge.process.progress import HeartbeatPage
 
-page, found, rest = Page.create(), [], {}
+page, found, rest = HeartbeatPage.create(), [], {}
 os.environ.update(page.environ)
 
 def read():
@@ -347,14 +347,14 @@ def test_the_bits_of_a_training_are_the_same_with_marks(page, tmp_path, monkeypa
 
 @pytest.mark.parametrize(
     ("stands", "step", "section"),
-    [("stuck", 7, Section.step), ("unfinished", 5, Section.evaluation)],
+    [("stuck", 7, Phase.step), ("unfinished", 5, Phase.evaluation)],
 )
 def test_a_rank_that_waits_for_another_says_so(stands, step, section, tmp_path):
     """So that it is known which one is behind: not the one in a collective."""
-    pages = [Page.create(), Page.create()]
+    pages = [HeartbeatPage.create(), HeartbeatPage.create()]
     job = RankedJob(tmp_path, wrap="plain", norm=False, **{stands: [[step, 1]]})
     processes = job.start([one.environ for one in pages])
-    expected = [(Section.collective, step), (section, step)]
+    expected = [(Phase.collective, step), (section, step)]
 
     def is_there():
         found = [one.read() for one in pages]
@@ -368,7 +368,7 @@ def test_a_rank_that_waits_for_another_says_so(stands, step, section, tmp_path):
 
 def test_no_run_is_open_after_these():
     """What is module-level would be seen by the tests that follow."""
-    before = Page.create()
+    before = HeartbeatPage.create()
     sections.current().begin_step()
-    assert before.read() == Record()
+    assert before.read() == HeartbeatRecord()
     before.close()

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 import forge
-from forge.checkpoint.save import together
+from forge.checkpoint.save import distributed_save
 from forge.config.schema import CheckpointConfig, HangConfig, NanConfig
 from forge.errors import CheckpointError, DirectoryInUse
 from forge.jobdir.ledger import Ledger, read
 from forge.process import sections
-from forge.process.progress import Page, Section
+from forge.process.progress import HeartbeatPage, Phase
 from forge.shutdown import stopping
 from forge.training.nan.nan_policy import NanPolicy
 from forge.training.saver import FINAL_TRIES, MAX_FAILURES, SaveCause, Saver
@@ -164,7 +164,7 @@ def test_a_save_beside_training_is_the_state_of_its_own_step(make_saver, monkeyp
 def test_a_held_boundary_that_cannot_be_written_is_tried_again(make_saver, monkeypatch, failures):
     """From the same copy, by the next try or by whoever is next to commit it."""
     saver, store = make_saver()
-    stage, left = together.stage, [failures]
+    stage, left = distributed_save.stage, [failures]
 
     def staged(*args):
         left[0] -= 1
@@ -172,7 +172,7 @@ def test_a_held_boundary_that_cannot_be_written_is_tried_again(make_saver, monke
             raise OSError(errno.EIO, "Input/output error")
         return stage(*args)
 
-    monkeypatch.setattr(together, "stage", staged)
+    monkeypatch.setattr(distributed_save, "stage", staged)
     held = saver.hold(7, lambda: {"w": torch.ones(3)}, may_write=True)
     if failures == FINAL_TRIES:
         with pytest.raises(CheckpointError, match="step 7 could not be saved"):
@@ -217,7 +217,7 @@ def test_a_full_disk_under_a_whole_run_ends_it_with_71(tmp_path, monkeypatch):
 def test_a_save_that_is_waited_for_is_one_to_whoever_watches(make_saver, monkeypatch):
     """At a halt its bytes are progress."""
     saver, store = make_saver(async_save=True)
-    page, may_commit, found = Page.create(), threading.Event(), []
+    page, may_commit, found = HeartbeatPage.create(), threading.Event(), []
     sections.begin(HangConfig(), page.environ)
     commit = store.commit
 
@@ -234,4 +234,4 @@ def test_a_save_that_is_waited_for_is_one_to_whoever_watches(make_saver, monkeyp
     saver.finish()
     sections.end()
     page.close()
-    assert found == [Section.save]
+    assert found == [Phase.save]

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from forge.checkpoint.format.checksums import CHUNK, crc32, num_chunks
-from forge.checkpoint.io.arena import PAGE
+from forge.checkpoint.io.host_buffer import PAGE
 from forge.filesystem import durable
 from forge.process import sections
-from forge.process.progress import Section
+from forge.process.progress import Phase
 
 NUM_THREADS = 2
 """One thread computes the checksum of a chunk while the other writes."""
@@ -101,7 +101,7 @@ class _Output:
                 if not count:
                     self._set_direct(is_direct=False)
             piece, position = piece[count:], position + count
-            sections.current().advance(Section.save)
+            sections.current().advance(Phase.save)
 
     def _set_direct(self, *, is_direct: bool) -> None:
         if not hasattr(os, "O_DIRECT"):  # macOS

@@ -22,7 +22,7 @@ from forge.checkpoint.io.copying import bytes_of, copy_bytes, num_threads
 from forge.errors import DamagedCheckpoint
 from forge.filesystem.files import open_file
 from forge.process import sections
-from forge.process.progress import Section
+from forge.process.progress import Phase
 
 _STEP = 1 << 20
 """Bytes per read: few enough to be in the CPU's cache still for the checksum and the copy."""
@@ -156,7 +156,7 @@ class _Chunks:
             count = os.preadv(self._fd, [memory], at)
             if not count:
                 raise EOFError(at)
-            sections.current().advance(Section.start_up)
+            sections.current().advance(Phase.start_up)
             checksum = crc32(memory[:count], checksum)
             if room is None:
                 self._hand_out(at, torch.frombuffer(buffer, dtype=torch.uint8, count=count))

@@ -113,7 +113,7 @@ def _checkpoint_dir(where: Path) -> Path:
     if len(jobs) == 1:
         return _checkpoint_dir(jobs[0])
     if jobs:
-        shown = messages.few([path.name for path in jobs], 8)
+        shown = messages.truncate_list([path.name for path in jobs], 8)
         raise CheckpointError(f"{where}: has several jobs. Name one of them: {shown}")
     raise CheckpointError(f"{where}: has no checkpoint. {_EXPECTED}")
 

@@ -26,7 +26,7 @@ from forge.checkpoint.format.manifest import Manifest
 from forge.checkpoint.format.names import files_of
 from forge.checkpoint.format.outline import Outline
 from forge.checkpoint.format.shards import Box
-from forge.checkpoint.io.arena import in_huge_pages
+from forge.checkpoint.io.host_buffer import in_huge_pages
 from forge.checkpoint.load.file_reading import CheckedFile
 from forge.checkpoint.load.in_place import Offers, shardings, targets
 from forge.checkpoint.load.sources import RankFiles, Sources

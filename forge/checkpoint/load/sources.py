@@ -21,7 +21,7 @@ from forge.checkpoint.format.shards import Box, Shard
 from forge.checkpoint.format.state_text import check_state_size
 from forge.checkpoint.io.copying import flat
 from forge.checkpoint.load.file_reading import CheckedFile
-from forge.checkpoint.load.tensor_reading import Part, TensorFile
+from forge.checkpoint.load.tensor_reading import TensorFile, TensorPart
 from forge.errors import DamagedCheckpoint
 
 
@@ -204,7 +204,7 @@ class Sources:
         Raises:
             DamagedCheckpoint: If that failed; the content of `tensors` is then undefined.
         """
-        parts: dict[int, list[Part]] = {}
+        parts: dict[int, list[TensorPart]] = {}
         scattered: dict[int, list[tuple[torch.Tensor, torch.Tensor, Box]]] = {}
         for name, memory in tensors.items():
             for piece in self._of(name, memory):
@@ -216,7 +216,7 @@ class Sources:
                     copied = (target, whole, piece.common.seen_from(piece.box))
                     scattered.setdefault(id(piece.file), []).append(copied)
                     begin, target = 0, whole
-                part = Part(piece.name, begin * memory.element_size(), flat(target))
+                part = TensorPart(piece.name, begin * memory.element_size(), flat(target))
                 parts.setdefault(id(piece.file), []).append(part)
         for file in self._files.tensors.values():
             if is_whole or id(file) in parts:

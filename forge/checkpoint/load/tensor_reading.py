@@ -40,7 +40,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Part:
+class TensorPart:
     """A range of a tensor's bytes, and the memory to read it into."""
 
     name: str
@@ -81,7 +81,7 @@ class TensorFile:
         tensor = torch.empty(entry.shape, dtype=entry.dtype, device="meta")
         return torch.view_as_complex(tensor) if entry.name in self._complex128 else tensor
 
-    def read_parts(self, parts: Sequence[Part], *, is_whole: bool) -> None:
+    def read_parts(self, parts: Sequence[TensorPart], *, is_whole: bool) -> None:
         """Read ranges of tensors; several can be of the same tensor.
 
         Args:

@@ -31,7 +31,7 @@ class _Value(NamedTuple):
     step: int
 
 
-class Seen:
+class CheckpointIndex:
     """An index of a directory's checkpoints, with their manifests cached."""
 
     def __init__(self) -> None:

@@ -20,12 +20,12 @@ from forge.checkpoint.format import tensorfile
 from forge.checkpoint.format.names import files_of
 from forge.checkpoint.format.state_text import state_text
 from forge.checkpoint.io.output import write_file
-from forge.checkpoint.save.copies import Snapshot
+from forge.checkpoint.save.staging_pool import Snapshot
 from forge.errors import CheckpointError
 
 
 @dataclass(frozen=True)
-class Part:
+class StagedPart:
     """The files that one rank has staged."""
 
     rank: int
@@ -36,7 +36,7 @@ class Part:
 
 def stage(
     folder: Path, snapshot: Snapshot, rank: int = 0, shared: Collection[str] = frozenset()
-) -> Part:
+) -> StagedPart:
     """Write and sync a rank's files; `publish` syncs `folder` itself.
 
     Args:
@@ -49,14 +49,14 @@ def stage(
     content = snapshot.without(shared) if shared else snapshot.content
     with content.readers() as readers:
         written = write_file(folder / tensors, content.layout.size, readers)
-    return Part(
+    return StagedPart(
         rank,
         snapshot.step,
         {tensors: written, state: tensorfile.write_small(folder / state, text)},
     )
 
 
-def merged(parts: Sequence[Part], step: int) -> dict[str, dict[str, Any]]:
+def merged(parts: Sequence[StagedPart], step: int) -> dict[str, dict[str, Any]]:
     """The files of all ranks.
 
     Raises:

@@ -32,7 +32,7 @@ from forge.launch.progress.view import State
 from forge.launch.results import result_of
 from forge.launch.slurm import preview, slurm_options
 from forge.launch.slurm.cluster import Cluster
-from forge.launch.slurm.sbatch import Batch, Group, batches, log_folder
+from forge.launch.slurm.sbatch import Batch, OptionGroup, batches, log_folder
 from forge.launch.slurm.slurm_options import SlurmOptions
 from forge.launch.slurm.slurm_wait import SubmittedJob, Watcher, numbers
 from forge.launch.slurm.submitted import Submitted, submissions
@@ -198,7 +198,7 @@ def _calls(
             is_main, is_requeued = job.composed.command is None, policy.requeue.enabled
             signal = policy.signal.name if is_main else policy.exec.signal
         warning_s = policy.signal.warning_s if policy is not None else 0.0
-        groups.append(Group(job.options, signal, warning_s, is_requeued))
+        groups.append(OptionGroup(job.options, signal, warning_s, is_requeued))
     folder = log_folder(options.submitit_folder, directory)
     return batches(groups, folder, bundle.paths(submissions(directory)), max_array_size)
 

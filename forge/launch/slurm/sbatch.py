@@ -34,7 +34,7 @@ _WRAPPER += " sys.exit(main(sys.argv[1:]))"
 
 
 @dataclass(frozen=True)
-class Group:
+class OptionGroup:
     """The submission options that a set of jobs has in common."""
 
     options: SlurmOptions
@@ -49,7 +49,7 @@ class Group:
 class Batch:
     """One call of sbatch; `dry_run` prints the same object that is submitted."""
 
-    group: Group
+    group: OptionGroup
     members: list[int]
     """Indices of the jobs, in the order of the array."""
     folder: Path
@@ -70,7 +70,7 @@ class _Executor(submitit.SlurmExecutor):
 
 
 def batches(
-    groups: list[Group], folder: Path, bundles: Iterator[Path], max_array_size: int
+    groups: list[OptionGroup], folder: Path, bundles: Iterator[Path], max_array_size: int
 ) -> list[Batch]:
     """Group jobs into as few calls of sbatch as possible.
 
@@ -148,7 +148,7 @@ def _with_logs(line: str, folder: Path) -> str:
     return f"{option}={shlex.quote(path)}"
 
 
-def _is_unwanted(line: str, group: Group) -> bool:
+def _is_unwanted(line: str, group: OptionGroup) -> bool:
     """Whether to drop submitit's `--signal` (none wanted), or its own `--wckey`."""
     is_signal = line.startswith("#SBATCH --signal=") and group.signal is None
     return is_signal or line == "#SBATCH --wckey=submitit"

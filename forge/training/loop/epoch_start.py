@@ -12,7 +12,7 @@ import copy
 from forge import messages
 from forge.state import rng
 from forge.state.run_state import RunState, copied
-from forge.training.loop.loops import Loops
+from forge.training.loop.loop_state import LoopState
 
 MAX_BYTES = 64 << 20
 """Largest `run.state` that is kept, in bytes."""
@@ -26,7 +26,7 @@ class EpochStart:
         own: `run.state`.
     """
 
-    def __init__(self, loops: Loops, own: RunState) -> None:
+    def __init__(self, loops: LoopState, own: RunState) -> None:
         self._loops = loops
         self._own = own
         self._is_told = False

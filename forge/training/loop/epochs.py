@@ -25,9 +25,9 @@ from forge.process import sections
 from forge.state import rng
 from forge.training import misuse
 from forge.training.boundary import Boundary
-from forge.training.loop import shortened
+from forge.training.loop import step_limit
 from forge.training.loop.epoch_start import EpochStart
-from forge.training.loop.loops import Loops, Phase, Place
+from forge.training.loop.loop_state import EpochPhase, EpochPosition, LoopState
 from forge.training.loop.steps import Steps, close
 from forge.training.metrics import Metrics
 from forge.training.nan.update import Updater
@@ -38,7 +38,7 @@ class Epochs:
 
     def __init__(
         self,
-        loops: Loops,
+        loops: LoopState,
         start: EpochStart,
         boundary: Boundary,
         steps: Steps,
@@ -96,7 +96,7 @@ class Epochs:
                 self._boundary.run_end.end_loop()
             return
         place.planned, loops.is_complete, loops.is_between = count, False, False
-        self._is_resumed = place.phase is not Phase.before
+        self._is_resumed = place.phase is not EpochPhase.before
         while self._begin_epoch(count):
             try:
                 yield self._place.epoch
@@ -116,7 +116,7 @@ class Epochs:
         self._leave()
 
     @property
-    def _place(self) -> Place:
+    def _place(self) -> EpochPosition:
         assert self._loops.place is not None
         return self._loops.place  # replaced when a checkpoint is loaded
 
@@ -125,7 +125,7 @@ class Epochs:
         loaded = self._loops.loaded
         if self._loops.is_over(math.inf) or self._place.epoch >= count:
             return False
-        if shortened.is_over(self._place.epoch, self._loops.step):
+        if step_limit.is_over(self._place.epoch, self._loops.step):
             return False
         if self._is_resumed:
             self._start.go_back()
@@ -150,7 +150,7 @@ class Epochs:
         if self._is_pass_due:
             raise ForgeError(misuse.epoch_without_pass(place.epoch))
         self._is_resumed = False
-        place.epoch, place.phase, place.values = place.epoch + 1, Phase.before, None
+        place.epoch, place.phase, place.values = place.epoch + 1, EpochPhase.before, None
 
     def _leave(self) -> None:
         self._boundary.let_go(is_left=True)
@@ -172,12 +172,12 @@ class Epochs:
         self._is_pass_due = False
         position = self._loops.open(loader, self._place.epoch)
         self._enter(position, loader)
-        if self._place.phase is Phase.within:
+        if self._place.phase is EpochPhase.within:
             self._boundary.lengths.compare(loaders.num_batches(loader))
-        while self._place.phase is Phase.within:
+        while self._place.phase is EpochPhase.within:
             if self._boundary.pass_through(position, math.inf):
                 break
-            if shortened.is_pass_over(position.taken):
+            if step_limit.is_pass_over(position.taken):
                 position.end_pass(is_left=True)
                 break
             batch = position.next_of_pass()
@@ -215,7 +215,7 @@ class Epochs:
             position.name_changes(before)
         self._older = []
         loops.positions[-1] = position
-        self._place.phase = Phase.within
+        self._place.phase = EpochPhase.within
         self._boundary.begin_pass()
 
     def _end_pass(self, *, is_left: bool = False) -> None:
@@ -224,7 +224,7 @@ class Epochs:
         # with several ranks, all of them have left the pass by now.
         is_caused = is_left and self._boundary.is_alone and self._boundary.is_stopping
         may_stop = self._may_stop and not is_caused
-        is_first = place.phase is Phase.within
+        is_first = place.phase is EpochPhase.within
         self._boundary.end_pass(
             place.epoch + 1, is_first=is_first, may_stop=may_stop, is_left=is_left
         )

@@ -7,9 +7,9 @@ the end of its pass waits there for the others before the code after the pass ru
 
 from __future__ import annotations
 
-from forge.checkpoint.save.together import Exchange
+from forge.checkpoint.save.distributed_save import Exchange
 from forge.errors import ConfigError, RankLost
-from forge.training.leaving import ENDS, Leaving
+from forge.training.shutdown import ENDS, Shutdown
 
 _REMEDY = (
     "Every rank needs the same number of batches: share the samples by a"
@@ -27,12 +27,12 @@ class PassLengths:
 
     Args:
         exchange: Exchanges values between ranks.
-        leaving: Ends the attempt if the lengths differ.
+        shutdown: Ends the attempt if the lengths differ.
     """
 
-    def __init__(self, exchange: Exchange, leaving: Leaving) -> None:
+    def __init__(self, exchange: Exchange, shutdown: Shutdown) -> None:
         self._exchange = exchange
-        self._leaving = leaving
+        self._shutdown = shutdown
         self._is_known = True
 
     def compare(self, num_batches: int | None) -> None:
@@ -72,15 +72,17 @@ class PassLengths:
         Raises:
             RankLost: If the other ranks have not left it: the code after the pass must not run.
         """
-        self._exchange.give("the end of a pass, after a `break`", lambda: None, within_s=_LEFT_S)
+        self._exchange.all_gather(
+            "the end of a pass, after a `break`", lambda: None, within_s=_LEFT_S
+        )
 
     def _given(self, what: str, value: int | None, hint: str = "") -> list[int | None]:
         try:
-            return self._exchange.give(what, lambda: value)
+            return self._exchange.all_gather(what, lambda: value)
         except RankLost as error:
-            self._leaving.give_up(RankLost(". ".join(filter(None, (str(error), hint)))))
+            self._shutdown.give_up(RankLost(". ".join(filter(None, (str(error), hint)))))
         except ENDS as error:
-            self._leaving.give_up(error)
+            self._shutdown.give_up(error)
 
     def _refuse(self, what: str, found: list[int | None]) -> None:
         by_length = {length: rank for rank, length in enumerate(found) if length is not None}
@@ -89,4 +91,4 @@ class PassLengths:
             f"{what}: rank {by_length[least]} has {least} batches, rank {by_length[most]} has"
             f" {most}. {_REMEDY}."
         )
-        self._leaving.give_up(ConfigError([problem], "The data of this job"))
+        self._shutdown.give_up(ConfigError([problem], "The data of this job"))

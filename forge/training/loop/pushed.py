@@ -11,7 +11,7 @@ from forge.errors import ConfigError, ForgeError
 from forge.state import rng
 from forge.training import misuse
 from forge.training.boundary import Boundary
-from forge.training.loop.loops import Loops
+from forge.training.loop.loop_state import LoopState
 from forge.training.metrics import Metrics
 from forge.training.nan.update import Updater
 from forge.training.start import preflight
@@ -35,7 +35,7 @@ class PushedLoop:
 
     def __init__(
         self,
-        loops: Loops,
+        loops: LoopState,
         boundary: Boundary,
         updater: Updater,
         metrics: Metrics,

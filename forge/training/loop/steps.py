@@ -13,11 +13,11 @@ from forge.errors import ConfigError, ForgeError
 from forge.state import rng
 from forge.training import misuse
 from forge.training.boundary import Boundary
-from forge.training.leaving import ENDS, Leaving
-from forge.training.loop import shortened, traces
-from forge.training.loop.loops import Loops
+from forge.training.loop import step_limit, trace_recorder
+from forge.training.loop.loop_state import LoopState
 from forge.training.metrics import Metrics
 from forge.training.nan.update import Updater
+from forge.training.shutdown import ENDS, Shutdown
 
 NESTED = (
     "run.steps() was called inside a step of another run.steps. For a second source of batches use"
@@ -52,15 +52,15 @@ class Steps:
 
     def __init__(
         self,
-        loops: Loops,
+        loops: LoopState,
         boundary: Boundary,
-        leaving: Leaving,
+        shutdown: Shutdown,
         updater: Updater,
         metrics: Metrics,
     ) -> None:
         self._loops = loops
         self._boundary = boundary
-        self._leaving = leaving
+        self._shutdown = shutdown
         self._updater = updater
         self._metrics = metrics
         self._last: weakref.ref[Generator[Any, None, None]] | None = None
@@ -97,7 +97,7 @@ class Steps:
     def _loop(self, n: float, loader: Iterable[Any] | None) -> Generator[Any, None, None]:
         loops = self._loops
         loops.enter_steps()
-        n = shortened.loop(n, loops.number)
+        n = step_limit.loop(n, loops.number)
         if loops.number and loops.step >= n and not (loops.is_known or loops.is_complete):
             raise ForgeError(again(n, loops.step))
         saved, is_over = loops.saved_position, loops.is_over(n)
@@ -120,7 +120,7 @@ class Steps:
         self._boundary.run_end.begin_loop()
         self._boundary.begin()
         while not self._boundary.pass_through(position, loops.step if is_over else n):
-            if position is not None and shortened.is_pass_over(position.taken):
+            if position is not None and step_limit.is_pass_over(position.taken):
                 position.cut()
             try:
                 batch = position.next() if position is not None else None
@@ -151,7 +151,7 @@ class Steps:
         try:
             position.load(state)
         except ENDS as error:
-            self._leaving.give_up(error)
+            self._shutdown.give_up(error)
 
     def step(self, position: Position | None, batch: Any) -> Generator[Any, None, None]:
         """Yield one step; it counts when it ends."""
@@ -162,10 +162,10 @@ class Steps:
                 position.check(f"the loader given to run.{name}")
             except ConfigError as error:
                 # Before the first step, not at the stop, which would lose all progress.
-                self._leaving.give_up(error)
+                self._shutdown.give_up(error)
         self._updater.begin(loops.step)
         self._metrics.begin(loops.step)
-        traces.took(batch)
+        trace_recorder.took(batch)
         loops.is_in_step, has_counted = True, True
         try:
             yield (loops.step, batch) if position is not None else loops.step

@@ -124,7 +124,10 @@ class NanPolicy:
         if not math.isfinite(loss):
             own, problem = _Badness.loss, f"the loss is {loss}"
         elif culprits and self._config.check_gradients:
-            own, problem = _Badness.gradient, f"the gradient of {messages.few(culprits, 3)}"
+            own, problem = (
+                _Badness.gradient,
+                f"the gradient of {messages.truncate_list(culprits, 3)}",
+            )
         elif not is_finite and not culprits:
             own = _Badness.overflow
         rank, size = place()

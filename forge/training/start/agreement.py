@@ -16,7 +16,7 @@ import torch
 
 from forge import messages
 from forge._version import __version__
-from forge.checkpoint.save.together import Exchange
+from forge.checkpoint.save.distributed_save import Exchange
 from forge.config.schema import Policy
 from forge.errors import ConfigError
 from forge.jobdir import flat_config, identity, job_dir
@@ -40,7 +40,7 @@ def check(
     """
     if exchange.ranks.size == 1:
         return
-    ranks = exchange.give("what each rank runs", lambda: _of_this_rank(policy, name, config))
+    ranks = exchange.all_gather("what each rank runs", lambda: _of_this_rank(policy, name, config))
     first = ranks[0]
     differing: dict[tuple[str, tuple[str, str]], list[int]] = defaultdict(list)
     for rank, one in enumerate(ranks):
@@ -49,7 +49,8 @@ def check(
         for each in changed:
             differing[each.key, each.shown].append(rank)
     problems = [
-        f"`{key}` is {now} on rank {messages.few(numbers, _SHOWN)}, but {before} on rank 0"
+        f"`{key}` is {now} on rank {messages.truncate_list(numbers, _SHOWN)}, but {before} on rank"
+        " 0"
         for (key, (before, now)), numbers in differing.items()
     ]
     if problems:

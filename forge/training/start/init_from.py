@@ -28,7 +28,7 @@ from forge.config.schema import CheckpointConfig
 from forge.errors import CheckpointError, ConfigError, StateMismatch
 from forge.jobdir import job_dir
 from forge.state import compatibility, stray_parameters
-from forge.state.optimizer_state import Copies
+from forge.state.optimizer_state import TensorCopies
 from forge.state.registry import StateRegistry, refuse
 
 _SHOWN = 8
@@ -137,7 +137,9 @@ def _assign(content: Any, live: StateRegistry) -> _Found:
         name, module = _the_module(live)
         state = _renamed(content["state_dict"], module)
         return _Found(
-            "its state_dict", {name: state}, [messages.few(others, _SHOWN)] if others else []
+            "its state_dict",
+            {name: state},
+            [messages.truncate_list(others, _SHOWN)] if others else [],
         )
     if any(isinstance(value, torch.Tensor) for value in content.values()):
         name, module = _the_module(live)
@@ -150,7 +152,7 @@ def _by_name(content: Mapping[Any, Any], live: StateRegistry, what: str) -> _Fou
         name: content[name] for name in live.objects if isinstance(content.get(name), Mapping)
     }
     others = [key for key in content if key not in states]
-    return _Found(what, states, [messages.few(others, _SHOWN)] if others else [])
+    return _Found(what, states, [messages.truncate_list(others, _SHOWN)] if others else [])
 
 
 def _the_module(live: StateRegistry) -> tuple[str, torch.nn.Module]:
@@ -189,7 +191,7 @@ def _put(found: _Found, live: StateRegistry) -> None:
     given = {"states": found.states, "unregistered": found.unregistered}
     likes = {id(leaf): like.tensor for leaf, like in part.shardings(given)}
     for name, state in found.states.items():
-        part.put(name, _sharded(state, likes), Copies())
+        part.put(name, _sharded(state, likes), TensorCopies())
     refuse(s for name, one in part.objects.items() for s in compatibility.lacking(name, one))
     stray_parameters.load(live.objects, _sharded(found.unregistered, likes))
 
@@ -210,5 +212,6 @@ def _sharded(value: Any, likes: Mapping[int, torch.Tensor]) -> Any:
 def _nothing_fits(content: Mapping[Any, Any], live: StateRegistry) -> str:
     return (
         f"expected the names given to forge.Run ({', '.join(live.objects)}), a state_dict, or a"
-        f" checkpoint of Lightning in the file; found {messages.few(content, _SHOWN) or 'nothing'}"
+        " checkpoint of Lightning in the file; found"
+        f" {messages.truncate_list(content, _SHOWN) or 'nothing'}"
     )

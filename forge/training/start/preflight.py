@@ -21,7 +21,7 @@ from forge.filesystem.steps import step_of
 from forge.jobdir import flat_config, identity, job_dir, spawned, verdict
 from forge.jobdir.verdict import Verdict
 from forge.training import misuse
-from forge.training.loop import shortened
+from forge.training.loop import step_limit
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.=+,@-]{0,99}", re.ASCII)
 
@@ -63,7 +63,7 @@ def checked_policy(policy: Any) -> Policy:
     """The checked policy; an invalid policy ends the process with code 78."""
     with exits():
         checked = loading.load(policy)
-        shortened.adapt(checked)
+        step_limit.adapt(checked)
         return checked
 
 
@@ -93,9 +93,9 @@ def checked_config(config: Any) -> dict[str, Any] | None:
         values, left_out = flat_config.given(config)
     if left_out:
         messages.warn(
-            f"`config=`: {messages.few(left_out, 5)} cannot be compared with an earlier start, so"
-            " forge ignores them. Use numbers, strings, booleans, None, paths, and lists and dicts"
-            " of them."
+            f"`config=`: {messages.truncate_list(left_out, 5)} cannot be compared with an earlier"
+            " start, so forge ignores them. Use numbers, strings, booleans, None, paths, and lists"
+            " and dicts of them."
         )
     return values
 
@@ -136,7 +136,9 @@ def check_code(directory: Path, action: CodeChange) -> None:
     changed = job_dir.changed_code(directory)
     if not changed:
         return
-    text = f"the code changed since this job was first started: {messages.few(changed, 5)}"
+    text = (
+        f"the code changed since this job was first started: {messages.truncate_list(changed, 5)}"
+    )
     if action is CodeChange.refuse:
         raise ConfigError(
             [

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from forge import messages
 from forge.checkpoint import Checkpoint
-from forge.group.group import Group
+from forge.group.group import Coordinator
 from forge.state import rng
 
 PERSONAL = ("rng", "ended")
@@ -19,7 +19,7 @@ _SHOWN = 4
 """Number of tensors that the message lists."""
 
 
-def adapt(found: Checkpoint, ranks: Group) -> None:
+def adapt(found: Checkpoint, ranks: Coordinator) -> None:
     """Change a loaded state to the one that this rank needs; no-op for the same number of ranks."""
     before, state = found.manifest.world_size, found.state
     if ranks.size == before:
@@ -36,7 +36,7 @@ def described(found: Checkpoint, now: int) -> str:
     """A sentence that explains the consequences."""
     before = found.manifest.world_size
     names = found.differing("live.", "run.state.")
-    only = f" {messages.few(names, _SHOWN)} differed between ranks: rank 0's is used."
+    only = f" {messages.truncate_list(names, _SHOWN)} differed between ranks: rank 0's is used."
     return (
         f"{found.path.name} was saved by {before} ranks and is resumed by {now}: from here on sums"
         f" are computed in another order, so the last bits differ from those of a run with"

@@ -14,11 +14,11 @@ from safetensors.torch import load_file
 
 from forge.checkpoint.format import checksums
 from forge.checkpoint.format.tensorfile import Layout
-from forge.checkpoint.io import arena, output
-from forge.checkpoint.io.arena import PAGE, Arena
+from forge.checkpoint.io import host_buffer, output
+from forge.checkpoint.io.host_buffer import PAGE, HostBuffer
 from forge.checkpoint.io.output import write_file
-from forge.checkpoint.save import copies, image
-from forge.checkpoint.save.image import Image, Stream, room_for
+from forge.checkpoint.save import staged_file, staging_pool
+from forge.checkpoint.save.staged_file import StagedFile, StreamedFile, room_for
 
 CHUNK = 2 * PAGE
 
@@ -26,7 +26,7 @@ CHUNK = 2 * PAGE
 @pytest.fixture
 def small_chunks(monkeypatch):
     """Many chunks without many bytes."""
-    for module in (checksums, image, output):
+    for module in (checksums, staged_file, output):
         monkeypatch.setattr(module, "CHUNK", CHUNK)
 
 
@@ -58,7 +58,7 @@ def written(path, content, layout):
 
 
 def image_of(tensors, layout):
-    made = Image(layout, tensors, Arena(room_for(layout.size)))
+    made = StagedFile(layout, tensors, HostBuffer(room_for(layout.size)))
     made.fill(tensors)
     return made
 
@@ -70,8 +70,8 @@ def test_memory_of_another_device_is_not_read_as_the_host_s(monkeypatch):
     """Addresses on MPS and XPU mean nothing here; torch copies. Of meta it says that it cannot."""
     tensors = {"large": torch.empty(20 << 20, dtype=torch.uint8, device="meta")}
     layout = Layout(tensors)
-    made = Image(layout, tensors, Arena(room_for(layout.size)))
-    monkeypatch.setattr(image, "_move_all", lambda moves: pytest.fail("memory was read"))
+    made = StagedFile(layout, tensors, HostBuffer(room_for(layout.size)))
+    monkeypatch.setattr(staged_file, "_move_all", lambda moves: pytest.fail("memory was read"))
     with pytest.raises(NotImplementedError, match="no data"):
         made.fill(tensors)
 
@@ -84,7 +84,7 @@ def test_image_and_stream_write_the_same_file_and_safetensors_reads_it(
     tensors = odd_tensors(num_bytes)
     layout = Layout(tensors)
     copied, entry = written(tmp_path / "image", image_of(tensors, layout), layout)
-    streamed, same_entry = written(tmp_path / "stream", Stream(layout, tensors, []), layout)
+    streamed, same_entry = written(tmp_path / "stream", StreamedFile(layout, tensors, []), layout)
     assert copied == streamed
     assert entry == same_entry
     assert entry["size"] == len(copied) == layout.size
@@ -116,10 +116,11 @@ def test_a_copy_in_threads_is_the_copy_in_one(sizes, own, monkeypatch):
     tensors["turned"] = torch.randn(3, 5).t()
     alone = bytes(image_of(tensors, Layout(tensors))._memory)
     calls = [
-        count_calls(monkeypatch, *of) for of in ((torch, "_foreach_copy_"), (image, "_move_all"))
+        count_calls(monkeypatch, *of)
+        for of in ((torch, "_foreach_copy_"), (staged_file, "_move_all"))
     ]
-    monkeypatch.setattr(image, "_WORTH_A_THREAD", 1)
-    monkeypatch.setattr(image, "num_threads", lambda: 3)
+    monkeypatch.setattr(staged_file, "_WORTH_A_THREAD", 1)
+    monkeypatch.setattr(staged_file, "num_threads", lambda: 3)
     monkeypatch.setattr(torch, "get_num_threads", lambda: own)
     assert bytes(image_of(tensors, Layout(tensors))._memory) == alone
     assert [len(one) for one in calls] == [0, max(own, 2)]
@@ -291,7 +292,7 @@ def test_two_copies_that_are_still_to_be_written_do_not_meet(store):
 
 def test_forked_children_do_not_get_the_copy():
     """DataLoader workers would pay for every page that a save writes meanwhile."""
-    taken = Arena(8 << 20)
+    taken = HostBuffer(8 << 20)
     begin = taken.bytes.data_ptr()
     flags, is_there = "", False
     with open("/proc/self/smaps") as lines:
@@ -313,7 +314,7 @@ def test_forked_children_do_not_get_the_copy():
 def test_short_memory_makes_a_save_wait_and_says_so_once(store, monkeypatch, caplog):
     """Better slow than killed by the kernel for a copy."""
     state = {"w": torch.ones(1 << 18)}
-    monkeypatch.setattr(copies.memory, "free_bytes", lambda: copies.RESERVE + 1000)
+    monkeypatch.setattr(staging_pool.memory, "free_bytes", lambda: staging_pool.RESERVE + 1000)
     for step in (1, 2):
         snapshot = store.snapshot(step, state, is_complete=False, copy=True)
         assert not snapshot.is_independent
@@ -321,7 +322,7 @@ def test_short_memory_makes_a_save_wait_and_says_so_once(store, monkeypatch, cap
     assert store.newest().manifest.step == 2
     [told] = [r.message for r in caplog.records if "Too little host memory" in r.message]
     assert "0.25 GiB are available" in told
-    monkeypatch.setattr(copies.memory, "free_bytes", lambda: copies.RESERVE + (2 << 20))
+    monkeypatch.setattr(staging_pool.memory, "free_bytes", lambda: staging_pool.RESERVE + (2 << 20))
     assert store.snapshot(3, state, is_complete=False, copy=True).is_independent
 
 
@@ -331,7 +332,7 @@ def test_no_memory_at_all_makes_a_save_wait(store, monkeypatch, caplog):
     def refuse(*_, **__):
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
-    monkeypatch.setattr(arena.mmap, "mmap", refuse)
+    monkeypatch.setattr(host_buffer.mmap, "mmap", refuse)
     snapshot = store.snapshot(1, {"w": torch.ones(1000)}, is_complete=False, copy=True)
     assert not snapshot.is_independent
     assert "training waits for each save" in caplog.text

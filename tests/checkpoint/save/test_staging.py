@@ -8,7 +8,7 @@ from stores import state_of
 
 from forge.checkpoint.format import manifest
 from forge.checkpoint.format.names import files_of
-from forge.checkpoint.save.staging import Part, stage
+from forge.checkpoint.save.staging import StagedPart, stage
 from forge.errors import CheckpointError
 
 
@@ -52,7 +52,7 @@ def test_one_rank_publishes_what_each_has_staged(opened):
 def test_parts_that_do_not_belong_together_are_no_checkpoint(opened, parts):
     """A rank that is missing, or that has staged another step, would be noticed at a resume."""
     store, folder, final = opened
-    given = [Part(rank, step, {}) for rank, step in parts]
+    given = [StagedPart(rank, step, {}) for rank, step in parts]
     with pytest.raises(CheckpointError, match="expected one part of each rank"):
         store.publish(folder, final, given, snapshot_of(store, 0.0))
     assert not final.exists()

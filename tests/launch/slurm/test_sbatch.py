@@ -12,7 +12,7 @@ from hydra_plugins.hydra_submitit_launcher.config import SlurmQueueConf
 from forge.config.schema import Policy
 from forge.errors import ConfigError
 from forge.launch.slurm import slurm_options
-from forge.launch.slurm.sbatch import Batch, Group, batches, log_folder
+from forge.launch.slurm.sbatch import Batch, OptionGroup, batches, log_folder
 from forge.launch.slurm.slurm_options import SlurmOptions, into_policy, read
 from forge.slurm import bundle
 
@@ -51,7 +51,7 @@ THEIR_KEYS = {one.name for one in fields(SlurmQueueConf)} - {"_target_"}
 
 def script_of(given, count=1, **group) -> str:
     defaults = {"signal": "USR2", "warning_s": 77.0, "is_requeued": True}
-    one = Group(options=read(given), **(defaults | group))
+    one = OptionGroup(options=read(given), **(defaults | group))
     return Batch(one, list(range(count)), Path("/logs"), Path("/jobs.bundle")).script
 
 
@@ -166,7 +166,7 @@ def test_all_problems_are_reported_at_once_with_the_nearest_key():
 def test_jobs_with_the_same_options_are_one_array_and_long_ones_are_split():
     """An array's numbers are below MaxArraySize."""
     short, long = (
-        Group(SlurmOptions(timeout_min=minutes), "USR2", 30.0, True) for minutes in (10, 20)
+        OptionGroup(SlurmOptions(timeout_min=minutes), "USR2", 30.0, True) for minutes in (10, 20)
     )
     groups = [short, long, short, short, short, long]
     found = batches(groups, Path("/logs"), bundle.paths(Path("/none")), 3)
@@ -206,6 +206,6 @@ def test_logs_lie_above_the_first_folder_of_a_single_job(given, folder):
 def test_a_percent_sign_in_the_path_is_none_of_slurm_s():
     """`%j` in the name of a sweep's directory is just its name."""
     folder = log_folder("/a/100%j it's/.submitit/%j", Path("/a/100%j it's"))
-    one = Batch(Group(read({}), None, 0.0, False), [0, 1], folder, Path("/jobs.bundle"))
+    one = Batch(OptionGroup(read({}), None, 0.0, False), [0, 1], folder, Path("/jobs.bundle"))
     (output,) = shlex.split(header(one.script)["output"])
     assert output == "/a/100%%j it's/.submitit/%A_%a_0_log.out"

@@ -20,9 +20,9 @@ from forge.checkpoint.ownership.fence import Fence
 from forge.checkpoint.ownership.workspace import Workspace
 from forge.checkpoint.retention import removal
 from forge.checkpoint.retention.removal import Remover
-from forge.checkpoint.save import together
-from forge.checkpoint.save.copies import Snapshot
+from forge.checkpoint.save import distributed_save
 from forge.checkpoint.save.staging import Part, stage
+from forge.checkpoint.save.staging_pool import Snapshot
 from forge.checkpoint.store import Store
 from forge.filesystem import durable
 
@@ -90,7 +90,7 @@ def _no_temporary() -> None:
         describe(store, folder.parent.parent / folder.name, parts, snapshot)
 
     describe = Store._describe
-    together.stage = early  # type: ignore[assignment]
+    distributed_save.stage = early  # type: ignore[assignment]
     Store._describe = describe_early  # type: ignore[method-assign]
     Workspace.put_in_place = (  # type: ignore[method-assign]
         lambda workspace, temporary, final: shutil.rmtree(temporary)
@@ -116,7 +116,7 @@ def _no_wait_for_ranks() -> None:
         late.clear()
         return final
 
-    together.stage = early  # type: ignore[assignment]
+    distributed_save.stage = early  # type: ignore[assignment]
     Store.commit = commit_late  # type: ignore[method-assign]
 
 

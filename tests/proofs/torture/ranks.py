@@ -26,7 +26,7 @@ from forge.checkpoint import Store
 from forge.config.schema import CheckpointConfig
 from forge.errors import RankFailed, RankLost
 from forge.group import store as group_store
-from forge.group.ranks import Ranks
+from forge.group.ranks import StoreCoordinator
 
 SIZE, STEPS = 3, (1, 2)
 TELLS = ("set", "multi_get", "delete_key")
@@ -101,7 +101,7 @@ def _save_all(rank: int, directory: Path, meeting: str, shared: Shared, visit: V
     """What one rank does; returns why it has ended before its time."""
     _meet(rank, meeting)
     with _visited(directory, visit):
-        group = Ranks()
+        group = StoreCoordinator()
         shared[IS_HERE + rank] = 1
         while not all(shared[IS_HERE + one] for one in range(SIZE)):
             time.sleep(0.001)  # none is killed while another connects to it
@@ -160,7 +160,7 @@ def _count(rank: int, directory: Path, meeting: str, shared: Shared) -> list[tup
 def _resume(rank: int, directory: Path, meeting: str, shared: Shared) -> int:
     """What a fresh rank resumes from, 0 for nothing; then it has saved the next step."""
     _meet(rank, meeting)
-    group = Ranks()
+    group = StoreCoordinator()
     store = _opened(directory, group, attempt=2)
     found = store.newest()
     step = 0 if found is None else found.manifest.step

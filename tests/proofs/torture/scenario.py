@@ -23,9 +23,9 @@ from forge.checkpoint import Store, store
 from forge.checkpoint.format import checksums, manifest
 from forge.checkpoint.format.names import FINAL
 from forge.checkpoint.io import output
-from forge.checkpoint.io.arena import PAGE
+from forge.checkpoint.io.host_buffer import PAGE
 from forge.checkpoint.load import file_reading
-from forge.checkpoint.save import image
+from forge.checkpoint.save import staged_file
 from forge.config.schema import CheckpointConfig
 from forge.errors import DamagedCheckpoint
 
@@ -125,7 +125,7 @@ def damage(directory: Path, step: int) -> None:
 @contextlib.contextmanager
 def small_chunks() -> Iterator[None]:
     """Files of tensors that two threads write, though they are small."""
-    modules = (checksums, file_reading, image, manifest, output)
+    modules = (checksums, file_reading, staged_file, manifest, output)
     with contextlib.ExitStack() as stack:
         for module in modules:
             stack.enter_context(mock.patch.object(module, "CHUNK", PAGE))

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 from forge.errors import Reason
-from forge.group.facts import SaveAsked, StopAsked
-from forge.group.ranks import Ranks
+from forge.group.facts import SaveRequest, StopRequest
+from forge.group.ranks import StoreCoordinator
 
 spec = json.loads(sys.argv[2])
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -24,7 +24,7 @@ dist.init_process_group(
     "gloo", init_method=f"file://{os.environ['MEETING']}", rank=rank, world_size=size
 )
 if "slow_s" in spec:  # a store that is far away, or a processor with more to do than this thread
-    send = Ranks._send
+    send = StoreCoordinator._send
 
     def send_late(self, client):
         def compare_set(*args):
@@ -33,8 +33,8 @@ if "slow_s" in spec:  # a store that is far away, or a processor with more to do
 
         send(self, SimpleNamespace(compare_set=compare_set))
 
-    Ranks._send = send_late
-group = Ranks()
+    StoreCoordinator._send = send_late
+group = StoreCoordinator()
 skew, value = random.Random(100 * spec["seed"] + rank), torch.zeros(4)
 saves = []
 for boundary in range(spec.get("boundaries", 10**6)):
@@ -45,9 +45,9 @@ for boundary in range(spec.get("boundaries", 10**6)):
         break
     is_saved = agreed.save is not None and agreed.save.step == spec.get("stop_after_save")
     if [rank, boundary] in spec["stops"] or (is_saved and rank == 0):
-        group.propose(StopAsked(75, Reason.requested, "SIGUSR1"))
+        group.propose(StopRequest(75, Reason.requested, "SIGUSR1"))
     if [rank, boundary] in spec.get("saves", []):
-        group.propose(SaveAsked(boundary))
+        group.propose(SaveRequest(boundary))
     time.sleep(skew.random() * spec.get("skew_s", 0.004))  # steps take different times
     if spec["has_collective"]:
         dist.all_reduce(value)

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 from forge.errors import RankLost, Reason
-from forge.group.facts import StopAsked
-from forge.group.ranks import Ranks
+from forge.group.facts import StopRequest
+from forge.group.ranks import StoreCoordinator
 
 LONG_S = 1000.0
 directory, spec = Path(sys.argv[1]), json.loads(sys.argv[2])
@@ -24,7 +24,7 @@ torch.set_num_threads(1)
 dist.init_process_group(
     "gloo", init_method=f"file://{os.environ['MEETING']}", rank=rank, world_size=size
 )
-group = Ranks()
+group = StoreCoordinator()
 
 
 def end():
@@ -64,7 +64,7 @@ try:
         state = Path("/proc", str(pids[spec["who"]]), "stat")
         while state.read_text().rpartition(")")[2].split()[0] != "T":
             pass
-        group.propose(StopAsked(75, Reason.requested))
+        group.propose(StopRequest(75, Reason.requested))
         os.kill(pids[spec["who"]], getattr(signal, spec["then"]))
     wait()
 except RankLost as error:

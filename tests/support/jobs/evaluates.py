@@ -14,7 +14,7 @@ from bench import DATA, play, play_arguments
 from torch.utils.data import DataLoader
 
 from forge.process import memory
-from forge.training.loop import holding
+from forge.training.loop import snapshot_holder
 
 AT = 9
 FORK = {"multiprocessing_context": "fork"}
@@ -134,7 +134,7 @@ def train(bench):
 
 
 def main(directory, spec):
-    holding._COPIES = 0  # however short the evaluation is, its boundary is held
+    snapshot_holder._COPIES = 0  # however short the evaluation is, its boundary is held
     play((train,), directory, {"loop": "train", **spec})
 
 

@@ -23,8 +23,8 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 import forge
 import forge.group.ranks
+import forge.training.attempt
 import forge.training.run_end
-import forge.training.session
 from forge.checkpoint.ownership.fence import TOKEN_FILE
 
 torch.set_num_threads(1)
@@ -124,7 +124,7 @@ loader = DataLoader(Numbers(), batch_size=4, sampler=DistributedSampler(Numbers(
 policy = {"checkpoint": {"dir": str(directory / "checkpoints"), **spec.get("checkpoint", {})}}
 policy |= spec.get("policy", {})
 evaluated = torch.zeros(1)
-forge.group.ranks.START_S = forge.training.session.START_S = spec.get("start_s", 300)
+forge.group.ranks.START_S = forge.training.attempt.START_S = spec.get("start_s", 300)
 forge.training.run_end._ALL_S = spec.get("all_s", 300)
 act("start")
 if "start_s" in spec:

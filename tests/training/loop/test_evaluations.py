@@ -14,8 +14,8 @@ from forge.checkpoint.format import manifest
 from forge.jobdir import ledger, spawned
 from forge.process import memory
 from forge.shutdown import stopping
-from forge.training import leaving
-from forge.training.loop import holding
+from forge.training import shutdown
+from forge.training.loop import snapshot_holder
 from forge.training.saver import Saver
 
 SCRIPT = "evaluates.py"
@@ -241,7 +241,7 @@ def test_a_boundary_is_not_held_where_a_copy_would_cost_more_than_a_tenth(a_run,
     held, answers = [], []
     hold = Saver.hold
     monkeypatch.setattr(Saver, "hold", lambda *a, **kw: held.append(a[1]) or hold(*a, **kw))
-    monkeypatch.setattr(holding, "_COPIES", 1e9)  # from the second time on never
+    monkeypatch.setattr(snapshot_holder, "_COPIES", 1e9)  # from the second time on never
     monkeypatch.setattr(stopping, "leave", lambda code, text, reason: forge.Exit(code, text))
 
     def register(run):
@@ -263,7 +263,7 @@ def test_a_boundary_is_not_held_where_a_copy_would_cost_more_than_a_tenth(a_run,
 
 def test_a_stop_that_waited_long_for_its_step_names_run_every(a_run, monkeypatch, caplog):
     """And says how long: that is what an evaluation inside the loop costs."""
-    monkeypatch.setattr(leaving, "_LONG_WAIT_S", 0.0)
+    monkeypatch.setattr(shutdown, "_LONG_WAIT_S", 0.0)
     monkeypatch.setattr(stopping, "leave", lambda code, text, reason: forge.Exit(code, text))
 
     def loop(run, step):

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader
 
 import forge
 from forge.jobdir import ledger
-from forge.training.loop import shortened
+from forge.training.loop import step_limit
 
 LOADERS = {
     "DataLoader": lambda: DataLoader(range(5000), 1),
@@ -20,7 +20,7 @@ LOADERS = {
 @pytest.fixture(params=[True, False], ids=["shortened", "whole"])
 def is_short(request, monkeypatch):
     if request.param:
-        monkeypatch.setenv(shortened.VARIABLE, "12")
+        monkeypatch.setenv(step_limit.VARIABLE, "12")
     return request.param
 
 

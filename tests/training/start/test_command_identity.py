@@ -91,12 +91,12 @@ class Program:
 
     def forget_words(self):
         """As a version of forge wrote it that knew none."""
-        from forge.training.start import owner
+        from forge.training.start import checkpoint_owner
 
         content = json.loads(self.record.read_text())
         for one in content["jobs"]:
             one.pop("words", None)
-        content["checksum"] = owner._checksum(content)
+        content["checksum"] = checkpoint_owner._checksum(content)
         self.record.write_text(json.dumps(content))
 
 

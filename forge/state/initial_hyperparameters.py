@@ -29,7 +29,7 @@ _CYCLED = ("momentum", "betas")
 """Settings that a schedule with `cycle_momentum` changes in addition to the rate."""
 
 
-class Built:
+class InitialHyperparameters:
     """The current hyperparameters of the registered objects; `record` is for JSON."""
 
     def __init__(self, objects: dict[str, Any]) -> None:

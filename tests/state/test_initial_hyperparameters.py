@@ -9,7 +9,7 @@ import torch
 from torch.optim import lr_scheduler as schedules
 
 from forge.errors import ConfigError
-from forge.state.built import Built
+from forge.state.initial_hyperparameters import InitialHyperparameters
 
 KINDS = {
     "cosine": lambda o, n: schedules.CosineAnnealingLR(o, 10 * n),
@@ -54,9 +54,9 @@ def trained(found, steps=6):
 def test_a_changed_schedule_is_where_it_would_be_had_it_always_been_so(kind, lr, n):
     """The rate, what is cycled with it, and every value of the schedule."""
     first = objects(kind=kind)
-    record = Built(first).record
+    record = InitialHyperparameters(first).record
     saved = trained(first)
-    now = Built(objects(lr, kind, n))
+    now = InitialHyperparameters(objects(lr, kind, n))
     now.adapt(saved, record)
     expected = trained(objects(lr, kind, n))
     assert saved["schedule"] == expected["schedule"]
@@ -69,14 +69,21 @@ def test_where_nothing_is_built_otherwise_nothing_changes(kind):
     saved = trained(first)
     saved["optimizer"]["param_groups"][0]["eps"] = 0.5  # the loop has done that
     before = copy.deepcopy(saved)
-    assert Built(objects(kind=kind)).adapt(saved, Built(objects(kind=kind)).record) == []
+    assert (
+        InitialHyperparameters(objects(kind=kind)).adapt(
+            saved, InitialHyperparameters(objects(kind=kind)).record
+        )
+        == []
+    )
     assert str(saved) == str(before)
 
 
 def test_only_what_is_built_otherwise_is_put_in():
     saved = trained(objects())
     saved["optimizer"]["param_groups"][0]["lr"] = 0.01  # the loop has done that
-    found = Built(objects(betas=(0.5, 0.9))).adapt(saved, Built(objects()).record)
+    found = InitialHyperparameters(objects(betas=(0.5, 0.9))).adapt(
+        saved, InitialHyperparameters(objects()).record
+    )
     assert [str(one) for one in found] == [
         "optimizer.param_groups[0].betas: [0.9, 0.999] before, [0.5, 0.9] now"
     ]
@@ -86,27 +93,35 @@ def test_only_what_is_built_otherwise_is_put_in():
 
 def test_a_rate_that_is_a_tensor_is_put_in_as_one():
     saved = trained(objects(torch.tensor(0.1)))
-    found = Built(objects(torch.tensor(0.5))).adapt(saved, Built(objects(torch.tensor(0.1))).record)
+    found = InitialHyperparameters(objects(torch.tensor(0.5))).adapt(
+        saved, InitialHyperparameters(objects(torch.tensor(0.1))).record
+    )
     assert len(found) == 1
     assert torch.equal(saved["optimizer"]["param_groups"][0]["lr"], torch.tensor(0.5))
 
 
 def test_a_rate_of_numpy_s_is_put_in_as_well():
     saved = trained(objects(np.float32(0.1)))
-    found = Built(objects(np.float32(0.5))).adapt(saved, Built(objects(np.float32(0.1))).record)
+    found = InitialHyperparameters(objects(np.float32(0.5))).adapt(
+        saved, InitialHyperparameters(objects(np.float32(0.1))).record
+    )
     assert len(found) == 1
     assert saved["optimizer"]["param_groups"][0]["lr"] == 0.5
 
 
 def test_what_json_does_not_have_is_left_out_of_the_record():
-    assert Built({"odd": Odd(torch.tensor(1j))}).record == {"odd": {"(class)": "Odd"}}
+    assert InitialHyperparameters({"odd": Odd(torch.tensor(1j))}).record == {
+        "odd": {"(class)": "Odd"}
+    }
 
 
 def test_a_scaler_takes_its_interval_and_keeps_its_scale():
     one = torch.amp.GradScaler("cpu", init_scale=8.0)
     saved = {"scaler": one.state_dict() | {"scale": 2.0}}
     now = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=7)
-    Built({"scaler": now}).adapt(saved, Built({"scaler": one}).record)
+    InitialHyperparameters({"scaler": now}).adapt(
+        saved, InitialHyperparameters({"scaler": one}).record
+    )
     assert (saved["scaler"]["scale"], saved["scaler"]["growth_interval"]) == (2.0, 7)
 
 
@@ -126,8 +141,10 @@ class Odd:
 def test_what_a_user_s_object_has_drawn_is_no_setting():
     """An order of a million indices belongs to the checkpoint, not into a record."""
     drawn = Odd(list(range(101)))
-    assert Built({"odd": drawn}).record == {"odd": {"(class)": "Odd"}}
-    Built({"odd": Odd(list(range(7, 200)))}).check(Built({"odd": drawn}).record)
+    assert InitialHyperparameters({"odd": drawn}).record == {"odd": {"(class)": "Odd"}}
+    InitialHyperparameters({"odd": Odd(list(range(7, 200)))}).check(
+        InitialHyperparameters({"odd": drawn}).record
+    )
 
 
 def plateau(optimizer, n):
@@ -175,13 +192,13 @@ def test_what_cannot_be_decided_is_refused_by_name(before, now, named):
     first = before()
     saved = {name: copy.deepcopy(one.state_dict()) for name, one in first.items()}
     with pytest.raises(ConfigError) as caught:
-        Built(now()).adapt(saved, Built(first).record)
+        InitialHyperparameters(now()).adapt(saved, InitialHyperparameters(first).record)
     assert named in str(caught.value)
 
 
 def test_a_schedule_that_is_too_short_now_is_refused():
     kind = lambda o, n: schedules.OneCycleLR(o, 0.3, total_steps=n)  # noqa: E731
     first = objects(kind=kind, n=50)
-    record = Built(first).record
+    record = InitialHyperparameters(first).record
     with pytest.raises(ConfigError, match=r"schedule: the new schedule fails within 6"):
-        Built(objects(kind=kind, n=4)).adapt(trained(first), record)
+        InitialHyperparameters(objects(kind=kind, n=4)).adapt(trained(first), record)

@@ -23,7 +23,7 @@ PAGE = 4096
 _HUGE = 2 << 20
 
 
-class Arena:
+class HostBuffer:
     """`size` bytes of page-aligned private memory.
 
     Raises:

@@ -10,8 +10,8 @@ import torch
 from forge.checkpoint import Store
 from forge.checkpoint.format.names import files_of
 from forge.checkpoint.load import reading
-from forge.checkpoint.save import staging, together
-from forge.checkpoint.save.copies import Snapshot
+from forge.checkpoint.save import distributed_save, staging
+from forge.checkpoint.save.staging_pool import Snapshot
 from forge.config.schema import CheckpointConfig, NanConfig
 from forge.errors import CheckpointError, RankFailed
 from forge.jobdir.ledger import Ledger
@@ -111,7 +111,7 @@ def test_rank_0_writes_beside_the_digests(stores, monkeypatch):
         assert is_written.wait(60), "nothing is written before the digests are there"
         return digests(snapshot)
 
-    monkeypatch.setattr(together, "stage", staged)
+    monkeypatch.setattr(distributed_save, "stage", staged)
     monkeypatch.setattr(Snapshot, "digests", digested)
     assert save(stores, 1) == ["step_1"] * SIZE
 
@@ -119,7 +119,7 @@ def test_rank_0_writes_beside_the_digests(stores, monkeypatch):
 def test_nothing_is_written_or_compared_before_all_have_their_copy(stores, monkeypatch):
     """It would take the cores, and the memory, from the ranks that hold training up."""
     began = []
-    monkeypatch.setattr(together, "stage", lambda *_: began.append("stage"))
+    monkeypatch.setattr(distributed_save, "stage", lambda *_: began.append("stage"))
     monkeypatch.setattr(Snapshot, "digests", lambda _: began.append("digests"))
 
     def fail():
@@ -127,7 +127,7 @@ def test_nothing_is_written_or_compared_before_all_have_their_copy(stores, monke
 
     def one(rank):
         if rank == 2:
-            stores[2].on_all(together.START, fail)
+            stores[2].on_all(distributed_save.START, fail)
         snapshot = stores[rank].snapshot(1, state_of(rank), is_complete=False, copy=True)
         stores[rank].commit(snapshot)
 
@@ -151,7 +151,7 @@ def test_a_rank_that_fails_while_rank_0_writes_leaves_nothing_behind(stores, mon
             raise ValueError("a bug")
         return {}
 
-    monkeypatch.setattr(together, "stage", staged)
+    monkeypatch.setattr(distributed_save, "stage", staged)
     monkeypatch.setattr(Snapshot, "digests", digested)
     errors = save(stores, 1)
     assert [type(error) for error in errors] == [RankFailed, ValueError, RankFailed]

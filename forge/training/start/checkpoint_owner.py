@@ -1,10 +1,10 @@
 """The job to which the checkpoints in a directory belong, stored in `job.json` next to them.
 
 The file identifies the job (`forge/jobdir/identity.py`) and the values that the script had built
-(`forge/state/built.py`), under an id that every manifest repeats. A job that was continued with
-another config has one id for each config, so that every checkpoint can be matched with the values
-it was built with. Only the process that has claimed the directory writes the file, before the
-first step, and again if something changes.
+(`forge/state/initial_hyperparameters.py`), under an id that every manifest repeats. A job that was
+continued with another config has one id for each config, so that every checkpoint can be matched
+with the values it was built with. Only the process that has claimed the directory writes the file,
+before the first step, and again if something changes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from forge.jobdir import identity, job_dir
 from forge.jobdir.identity import Change, Identity
 from forge.jobdir.job_files import RESUME
 from forge.jobdir.ledger import Ledger
-from forge.state.built import Built
+from forge.state.initial_hyperparameters import InitialHyperparameters
 
 FILE = "job.json"
 _BY_CONFIG = (
@@ -54,7 +54,7 @@ class _Entry:
         return Identity(self.program, self.name, self.config, self.words)
 
 
-class Owner:
+class CheckpointOwner:
     """Decides, after the directory was claimed, whether this job can resume from it.
 
     Raises:
@@ -68,7 +68,7 @@ class Owner:
         directory: Path,
         job: Path,
         name: str,
-        built: Built,
+        built: InitialHyperparameters,
         *,
         is_change_wanted: bool,
         config: dict[str, Any] | None = None,
@@ -235,7 +235,7 @@ def _taking_command(job: Path) -> str:
     return job_dir.taking_command(job) or by_policy
 
 
-def _entry(who: Identity, built: Built, job: Path) -> _Entry:
+def _entry(who: Identity, built: InitialHyperparameters, job: Path) -> _Entry:
     id_ = _id(who, built.record)
     return _Entry(id_, who.program, who.name, who.config, built.record, str(job), who.words)
 

@@ -12,9 +12,9 @@ from forge.config.schema import CheckpointConfig
 from forge.errors import CheckpointError, ConfigError
 from forge.jobdir import config_file, identity
 from forge.jobdir.ledger import Ledger
-from forge.state.built import Built
-from forge.training.start import owner as owners
-from forge.training.start.owner import Owner
+from forge.state.initial_hyperparameters import InitialHyperparameters
+from forge.training.start import checkpoint_owner as owners
+from forge.training.start.checkpoint_owner import CheckpointOwner
 
 
 class Place:
@@ -35,8 +35,8 @@ class Place:
         objects = {"model": model, "optimizer": optimizer, **(objects or {})}
         store = Store(self.checkpoints, CheckpointConfig())
         with contextlib.closing(store), contextlib.closing(Ledger(job)) as ledger:
-            built = Built(objects)
-            owner = Owner(self.checkpoints, job, "", built, is_change_wanted=take)
+            built = InitialHyperparameters(objects)
+            owner = CheckpointOwner(self.checkpoints, job, "", built, is_change_wanted=take)
             found = store.newest()
             states = found.state["states"] if found else {}
             if found:

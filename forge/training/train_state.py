@@ -11,18 +11,18 @@ from forge.checkpoint.format.codec import Encoder
 from forge.checkpoint.save.digest import digest
 from forge.jobdir.ledger import Ledger
 from forge.process import sections
-from forge.process.progress import Section
+from forge.process.progress import Phase
 from forge.state import rng
 from forge.state.registry import StateRegistry
 from forge.state.run_state import RunState, copied
-from forge.training.loop.loops import Loops
+from forge.training.loop.loop_state import LoopState
 from forge.training.metrics import Metrics
 from forge.training.nan.nan_policy import NanPolicy
 from forge.training.nan.update import Updater
-from forge.training.start.owner import Owner
+from forge.training.start.checkpoint_owner import CheckpointOwner
 
 
-class Contents:
+class TrainState:
     """All state of a run, captured together at a step boundary.
 
     Args:
@@ -34,7 +34,7 @@ class Contents:
     """
 
     def __init__(
-        self, live: StateRegistry, own: RunState, loops: Loops, nan: NanPolicy, updater: Updater
+        self, live: StateRegistry, own: RunState, loops: LoopState, nan: NanPolicy, updater: Updater
     ) -> None:
         self.live = live
         self._own = own
@@ -42,7 +42,7 @@ class Contents:
         self._nan = nan
         self._updater = updater
 
-    def belongs_to(self, owner: Owner, ledger: Ledger, metrics: Metrics) -> None:
+    def belongs_to(self, owner: CheckpointOwner, ledger: Ledger, metrics: Metrics) -> None:
         """Set the job: loaded state is adapted to its config, and its metrics are restored."""
         self._owner = owner
         self._ledger = ledger
@@ -85,7 +85,7 @@ class Contents:
 
         self._own.check_alone(self.live.given, saved)
 
-    @sections.in_section(Section.save, "compare")
+    @sections.in_section(Phase.save, "compare")
     def fingerprint(self) -> str:
         """A hash of the objects and `run.state`, without random states and data positions."""
         return _fingerprint({"live": self.live.capture(), **self._own.capture()})

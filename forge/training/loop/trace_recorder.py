@@ -17,8 +17,8 @@ from typing import Any
 from forge.checkpoint.format.leaves import leaves
 from forge.jobdir.job_files import REHEARSAL
 from forge.state.variables import fingerprint, variables
-from forge.training.contents import Contents
-from forge.training.loop.loops import Loops
+from forge.training.loop.loop_state import LoopState
+from forge.training.train_state import TrainState
 
 VARIABLE = "FORGE_TRACE"
 NUM_FIRST = 3
@@ -40,13 +40,13 @@ def took(batch: Any) -> None:
         _batch[:] = [batch]
 
 
-def arrive(name: str, loops: Loops, contents: Contents) -> None:
+def arrive(name: str, loops: LoopState, train_state: TrainState) -> None:
     """Trace a step boundary; does nothing unless FORGE_TRACE is set.
 
     Args:
         name: The name of the `forge.Run`.
         loops: The current step and loop.
-        contents: What a checkpoint would contain.
+        train_state: What a checkpoint would contain.
     """
     if VARIABLE not in os.environ:
         return
@@ -54,14 +54,14 @@ def arrive(name: str, loops: Loops, contents: Contents) -> None:
     if _num_written[0] >= NUM_FIRST and str(loops.step) not in steps.split(","):
         return
     _num_written[0] += 1
-    state = {key: one for key, one in contents.capture().items() if key != "metrics"}
+    state = {key: one for key, one in train_state.capture().items() if key != "metrics"}
     epoch = [loops.place.epoch, loops.place.phase.name] if loops.place else []
     line = {
         "pid": os.getpid(),
         "place": [name, loops.number, *epoch, loops.step],
         "leaves": {leaf.path: fingerprint(leaf.value) for leaf in leaves(state)},
         "batch": fingerprint(_batch[0]) if _batch else None,
-        "variables": list(variables(inspect.currentframe(), contents.live.given.values())),
+        "variables": list(variables(inspect.currentframe(), train_state.live.given.values())),
     }
     with open(file, "a") as out:
         out.write(json.dumps(line) + "\n")

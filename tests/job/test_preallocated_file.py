@@ -2,8 +2,8 @@
 
 import pytest
 
-from forge.job import padded
-from forge.job.padded import write_padded
+from forge.job import preallocated_file
+from forge.job.preallocated_file import write_padded
 
 
 def test_on_a_full_disk_a_file_is_written_in_its_place(tmp_path, monkeypatch):
@@ -15,7 +15,7 @@ def test_on_a_full_disk_a_file_is_written_in_its_place(tmp_path, monkeypatch):
     path = tmp_path / "state"
     write_padded(path, "first", 8)
     assert path.read_text() == "first   "
-    monkeypatch.setattr(padded, "write_atomically", full)
+    monkeypatch.setattr(preallocated_file, "write_atomically", full)
     write_padded(path, "second", 8)
     assert path.read_text() == "second  "
     with pytest.raises(OSError, match="no space"):

@@ -20,7 +20,7 @@ FILE = "sick.json"
 
 
 @dataclass(frozen=True)
-class Sick:
+class NodeFault:
     """A failed check."""
 
     node: str
@@ -38,7 +38,7 @@ class Sick:
         return Reason.halted if self.action == "halt" else Reason.unhealthy
 
 
-def write(job_dir: Path, found: Sick) -> None:
+def write(job_dir: Path, found: NodeFault) -> None:
     """Record that this rank exits since a health check failed, usually on its node."""
     path = forge_dir(job_dir) / f"{FILE}{suffix()}"
     # If the disk is full, the wrapper uses the exit code of the rank that exited first.
@@ -47,19 +47,19 @@ def write(job_dir: Path, found: Sick) -> None:
         write_json(path, asdict(found))
 
 
-def read(job_dir: Path, rank: int) -> Sick | None:
+def read(job_dir: Path, rank: int) -> NodeFault | None:
     """The record of a rank in the last attempt; None if it is missing or invalid.
 
     Raises:
         Untrusted: If another user could have written it.
     """
     content = read_json(forge_dir(job_dir) / f"{FILE}{suffix(rank)}")
-    if content is None or content.keys() != Sick.__annotations__.keys():
+    if content is None or content.keys() != NodeFault.__annotations__.keys():
         return None
-    return Sick(**{name: str(value) for name, value in content.items()})
+    return NodeFault(**{name: str(value) for name, value in content.items()})
 
 
-def read_all(job_dir: Path, ranks: int) -> dict[int, Sick]:
+def read_all(job_dir: Path, ranks: int) -> dict[int, NodeFault]:
     """Rank -> its record, for all ranks that have one; raises as `read`."""
     found = ((rank, read(job_dir, rank)) for rank in range(ranks))
     return {rank: one for rank, one in found if one is not None}

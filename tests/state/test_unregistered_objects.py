@@ -7,7 +7,7 @@ from torch.optim.swa_utils import AveragedModel
 
 import forge
 from forge.errors import ExitCode
-from forge.state import overlooked
+from forge.state import unregistered_objects
 
 
 @pytest.fixture
@@ -32,15 +32,17 @@ class Sharpness(torch.optim.Optimizer):
 @pytest.mark.parametrize("make", [lambda o: ExponentialLR(o, 0.9), ReduceLROnPlateau])
 def test_a_schedule_of_a_registered_optimizer(make, model, optimizer):
     schedule = make(optimizer)
-    (found,) = overlooked.problems({"model": model, "optimizer": optimizer})
+    (found,) = unregistered_objects.problems({"model": model, "optimizer": optimizer})
     assert found.startswith(f"{type(schedule).__name__} sets the learning rate of `optimizer`")
-    assert overlooked.problems({"model": model, "optimizer": optimizer, "s": schedule}) == []
+    assert (
+        unregistered_objects.problems({"model": model, "optimizer": optimizer, "s": schedule}) == []
+    )
 
 
 def test_a_schedule_that_another_one_steps_is_saved_with_it(model, optimizer):
     parts = [LinearLR(optimizer), ExponentialLR(optimizer, 0.9)]
     schedule = SequentialLR(optimizer, parts, [3])
-    assert overlooked.problems({"optimizer": optimizer, "schedule": schedule}) == []
+    assert unregistered_objects.problems({"optimizer": optimizer, "schedule": schedule}) == []
 
 
 def test_a_schedule_that_nobody_holds_any_more(model, optimizer):
@@ -48,24 +50,24 @@ def test_a_schedule_that_nobody_holds_any_more(model, optimizer):
     schedule = ExponentialLR(optimizer, 0.9)
     schedule.itself = schedule
     del schedule
-    assert overlooked.problems({"optimizer": optimizer}) == []
+    assert unregistered_objects.problems({"optimizer": optimizer}) == []
 
 
 def test_an_average_of_weights(model):
     """But not that of another fold, which was given to its Run."""
     average = AveragedModel(model)
-    (found,) = overlooked.problems({"model": model})
+    (found,) = unregistered_objects.problems({"model": model})
     assert found.startswith("AveragedModel: its averages are not saved unless")
-    assert overlooked.problems({"model": model, "average": average}) == []
-    assert overlooked.problems({"model": torch.nn.Linear(2, 2)}) == []
+    assert unregistered_objects.problems({"model": model, "average": average}) == []
+    assert unregistered_objects.problems({"model": torch.nn.Linear(2, 2)}) == []
 
 
 def test_an_optimizer_inside_another(model):
     """Its momentum is in nobody's state_dict."""
     outer = Sharpness(model.parameters())
-    (found,) = overlooked.problems({"outer": outer})
+    (found,) = unregistered_objects.problems({"outer": outer})
     assert found.startswith("`outer.base_optimizer` is an optimizer inside another")
-    assert overlooked.problems({"outer": outer, "inner": outer.base_optimizer}) == []
+    assert unregistered_objects.problems({"outer": outer, "inner": outer.base_optimizer}) == []
 
 
 def test_the_run_ends_before_its_first_step(tmp_path, model, optimizer, caplog):

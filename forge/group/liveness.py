@@ -38,7 +38,7 @@ _JOIN_S = 5.0
 """Timeout in seconds for the thread to end after the connections are closed."""
 
 
-class Peers:
+class LivenessMonitor:
     """The connections of one rank, until `close`.
 
     Args:
@@ -203,7 +203,7 @@ class Peers:
         self._selector.close()
 
 
-_all: weakref.WeakSet[Peers] = weakref.WeakSet()
+_all: weakref.WeakSet[LivenessMonitor] = weakref.WeakSet()
 
 
 def _forget() -> None:

@@ -14,15 +14,15 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from forge import messages
-from forge.checkpoint.save.together import Exchange
+from forge.checkpoint.save.distributed_save import Exchange
 from forge.errors import RankLost
-from forge.group.facts import StopAsked
-from forge.group.group import Group
-from forge.training.contents import Contents
-from forge.training.leaving import ENDS, Leaving
-from forge.training.loop.held import Held
-from forge.training.loop.loops import Loops
+from forge.group.facts import StopRequest
+from forge.group.group import Coordinator
+from forge.training.loop.loop_state import LoopState
+from forge.training.loop.pending_snapshot import PendingSnapshot
 from forge.training.saver import Saver
+from forge.training.shutdown import ENDS, Shutdown
+from forge.training.train_state import TrainState
 
 _COPIES = 10
 """A boundary is held if its functions take at least as long as this many copies of the state."""
@@ -34,7 +34,7 @@ _LOOK_S = 0.02
 """Seconds between two checks whether all ranks know of a stop."""
 
 
-class Holding:
+class SnapshotHolder:
     """Holds the boundaries of a run, one at a time.
 
     Args:
@@ -42,34 +42,34 @@ class Holding:
         exchange: Exchanges values at a boundary.
         saver: Copies the state.
         loops: The current step and loop.
-        contents: The state to hold.
-        leaving: Ends the attempt at a stop.
+        train_state: The state to hold.
+        shutdown: Ends the attempt at a stop.
         is_stopping: Whether this process knows of a stop.
     """
 
     def __init__(
         self,
-        group: Group,
+        group: Coordinator,
         exchange: Exchange,
         saver: Saver,
-        loops: Loops,
-        contents: Contents,
-        leaving: Leaving,
+        loops: LoopState,
+        train_state: TrainState,
+        shutdown: Shutdown,
         is_stopping: Callable[[], bool],
     ) -> None:
         self._group = group
         self._exchange = exchange
         self._saver = saver
         self._loops = loops
-        self._contents = contents
-        self._leaving = leaving
+        self._train_state = train_state
+        self._shutdown = shutdown
         self._is_stopping = is_stopping
         self._is_alone = group.size == 1
         self._hold_s = 0.0
         """Seconds that the last copy took."""
         self._boundary = self._asked = 0
         """The boundary that all ranks hold, and the one for which this rank requested a stop."""
-        self.held: Held | None = None
+        self.held: PendingSnapshot | None = None
 
     def is_worth(self, last_s: float) -> bool:
         """Whether to hold a boundary for functions that took `last_s` seconds."""
@@ -83,13 +83,13 @@ class Holding:
         """
         began = time.monotonic()
         self.held = self._saver.hold(
-            self._loops.step, self._contents.capture, may_write=self._is_alone
+            self._loops.step, self._train_state.capture, may_write=self._is_alone
         )
         self._hold_s = time.monotonic() - began
 
     def hold_together(self, last_s: float, boundary: int) -> None:
         """Hold the state on all ranks or none, if it is worth it on at least one."""
-        give = self._exchange.give
+        give = self._exchange.all_gather
         try:
             if any(give("an evaluation", lambda: self.is_worth(last_s))):
                 is_held = give("a held boundary", lambda: self._is_held(boundary))
@@ -97,7 +97,7 @@ class Holding:
                     self._group.let_go()
                     self.held = None
         except ENDS as error:
-            self._leaving.give_up(error)
+            self._shutdown.give_up(error)
 
     def _is_held(self, boundary: int) -> bool:
         """Hold the state and tell the group, before another rank can request a stop."""
@@ -112,9 +112,9 @@ class Holding:
         try:
             asked = self._group.let_go()
         except RankLost as error:
-            self._leaving.give_up(error)
+            self._shutdown.give_up(error)
         if asked is not None and self.held is not None:
-            self._leaving.stop(asked, self.held.commit)
+            self._shutdown.stop(asked, self.held.commit)
         self.held = None
 
     def is_stop_due(self) -> bool:
@@ -123,7 +123,7 @@ class Holding:
             return self._is_stopping()
         if self._asked != self._boundary and self._is_stopping():
             self._asked = self._boundary
-            self._group.propose(replace(self._leaving.asked(), boundary=self._boundary))
+            self._group.propose(replace(self._shutdown.asked(), boundary=self._boundary))
         return self._group.held_stop() is not None
 
     def stop_if_due(self, within_s: float = 0.0) -> None:
@@ -134,10 +134,10 @@ class Holding:
         while not (is_due := self.is_stop_due()) and time.monotonic() < until:
             time.sleep(_LOOK_S)
         if is_due:
-            self._leaving.stop(self._asked_of_all(), self.held.commit)
+            self._shutdown.stop(self._asked_of_all(), self.held.commit)
 
-    def _asked_of_all(self) -> StopAsked:
-        return self._group.held_stop() or self._leaving.asked()
+    def _asked_of_all(self) -> StopRequest:
+        return self._group.held_stop() or self._shutdown.asked()
 
     def stop_by(self, error: Exception, explains: Callable[[Exception], bool]) -> None:
         """Exit if an error in a function was caused by a stop; else return."""

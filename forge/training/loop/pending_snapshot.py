@@ -15,7 +15,7 @@ from forge import messages
 _LOOK_S = 0.2
 
 
-class Held:
+class PendingSnapshot:
     """The state of one boundary.
 
     Args:

@@ -13,9 +13,9 @@ from forge import messages
 from forge.checkpoint.format.manifest import Logged
 from forge.checkpoint.format.names import FINAL
 from forge.checkpoint.format.tensorfile import Layout
-from forge.checkpoint.io.arena import Arena
+from forge.checkpoint.io.host_buffer import HostBuffer
 from forge.checkpoint.save.digest import digest
-from forge.checkpoint.save.image import Image, Stream, room_for
+from forge.checkpoint.save.staged_file import StagedFile, StreamedFile, room_for
 from forge.process import memory
 
 RESERVE = 256 << 20
@@ -29,7 +29,7 @@ class Snapshot:
     step: int
     tree: Any
     """The state as JSON, with references to tensors."""
-    content: Image | Stream
+    content: StagedFile | StreamedFile
     """Content of the tensors' file."""
     is_complete: bool
     logged: Logged = field(default_factory=dict)
@@ -51,7 +51,7 @@ class Snapshot:
     @property
     def is_independent(self) -> bool:
         """Whether it is a copy, so that training can change the state before it is written."""
-        return isinstance(self.content, Image)
+        return isinstance(self.content, StagedFile)
 
     @property
     def num_bytes(self) -> int:
@@ -63,22 +63,22 @@ class Snapshot:
         tensors = self.content.tensors().items()
         return {name: digest(tensor) for name, tensor in tensors if name not in self.parts}
 
-    def without(self, names: Collection[str]) -> Stream:
+    def without(self, names: Collection[str]) -> StreamedFile:
         """The tensors' file without the tensors of these names."""
         kept = {name: t for name, t in self.content.tensors().items() if name not in names}
-        return Stream(Layout(kept), kept, [])
+        return StreamedFile(Layout(kept), kept, [])
 
 
-class Copies:
+class StagingPool:
     """Makes snapshots that copy the tensors, or only refer to them."""
 
     def __init__(self) -> None:
         self._layout: Layout | None = None
         self._described: list[Any] = []
-        self._arena: Arena | None = None
-        self._image: Image | None = None
+        self._arena: HostBuffer | None = None
+        self._image: StagedFile | None = None
         self._last: weakref.ref[Snapshot] | None = None
-        self._spare: list[Arena] = []
+        self._spare: list[HostBuffer] = []
         self._is_told = False
 
     def snapshot(
@@ -94,7 +94,7 @@ class Copies:
         layout = self._layout_of(tensors)
         image = self._image_for(layout, tensors) if copy else None
         if image is None:
-            return Snapshot(step, tree, Stream(layout, tensors, self._spare), is_complete)
+            return Snapshot(step, tree, StreamedFile(layout, tensors, self._spare), is_complete)
         image.fill(tensors)
         snapshot = Snapshot(step, tree, image, is_complete)
         self._last = weakref.ref(snapshot)
@@ -113,7 +113,7 @@ class Copies:
             self._layout, self._described, self._image = Layout(tensors), described, None
         return self._layout
 
-    def _image_for(self, layout: Layout, tensors: dict[str, torch.Tensor]) -> Image | None:
+    def _image_for(self, layout: Layout, tensors: dict[str, torch.Tensor]) -> StagedFile | None:
         last = self._last() if self._last is not None else None
         if last is not None and not last.is_spent:
             self._arena = self._image = None  # the last copy is not written yet: it keeps them
@@ -124,14 +124,14 @@ class Copies:
         if self._arena is None:
             return None
         if self._image is None:
-            self._image = Image(layout, tensors, self._arena)
+            self._image = StagedFile(layout, tensors, self._arena)
         return self._image
 
-    def _new_arena(self, room: int, *, is_pinned: bool) -> Arena | None:
+    def _new_arena(self, room: int, *, is_pinned: bool) -> HostBuffer | None:
         available = memory.free_bytes()
         if available is None or room + RESERVE <= available:
             try:
-                return Arena(room, is_pinned=is_pinned)
+                return HostBuffer(room, is_pinned=is_pinned)
             except MemoryError:
                 available = memory.free_bytes()
         if not self._is_told:

@@ -9,12 +9,12 @@ import torch.distributed as dist
 
 from forge.errors import RankLost
 from forge.group import store
-from forge.process.world import World
+from forge.process.world import RankInfo
 
 _LOOK_S = 0.05
 
 
-def meet(world: World, timeout_s: float, collectives_s: float, *, is_hosted: bool) -> None:
+def meet(world: RankInfo, timeout_s: float, collectives_s: float, *, is_hosted: bool) -> None:
     """Initialise `torch.distributed` with gloo.
 
     Args:

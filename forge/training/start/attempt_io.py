@@ -22,7 +22,7 @@ from forge.errors import ConfigError, ExitCode, Reason
 from forge.filesystem import claimed
 from forge.filesystem.steps import step_dirs
 from forge.group import secret
-from forge.group.group import Group
+from forge.group.group import Coordinator
 from forge.jobdir import job_dir, ledger, verdict
 from forge.jobdir.job_files import forge_dir
 from forge.jobdir.ledger import Ledger
@@ -38,7 +38,7 @@ from forge.training.start import init_from, resizing
 _ACTION: Any = NanAction
 
 
-class RunDirectory:
+class AttemptIO:
     """Claims the directories of a job; `release` releases them.
 
     Raises:
@@ -53,7 +53,7 @@ class RunDirectory:
         nan: NanPolicy,
         job: Path,
         checkpoint_dir: Path,
-        ranks: Group,
+        ranks: Coordinator,
     ) -> None:
         self.job = job
         self._ranks = ranks

@@ -1,7 +1,8 @@
 """The content of the tensors' file that a save writes: copied whole, or chunk by chunk.
 
-An `Image` has the whole file in host memory: training continues once the copy is done. A `Stream`
-needs one buffer per thread: for saves that training waits for, and if memory is short.
+A `StagedFile` has the whole file in host memory: training continues once the copy is done. A
+`StreamedFile` needs one buffer per thread: for saves that training waits for, and if memory is
+short.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import torch
 
 from forge.checkpoint.format.checksums import CHUNK
 from forge.checkpoint.format.tensorfile import Layout
-from forge.checkpoint.io.arena import PAGE, Arena
 from forge.checkpoint.io.copying import copy_bytes, flat, num_threads
+from forge.checkpoint.io.host_buffer import PAGE, HostBuffer
 from forge.checkpoint.io.output import NUM_THREADS, Reader
 from forge.compat import of_torch
 
@@ -34,9 +35,9 @@ def room_for(size: int) -> int:
     return -(-size // PAGE) * PAGE
 
 
-def _buffer(size: int) -> Arena:
+def _buffer(size: int) -> HostBuffer:
     try:
-        return Arena(size)
+        return HostBuffer(size)
     except MemoryError as error:  # a failed save, like one on a full disk
         text = f"not enough host memory for a copy of the state: {error}"
         raise OSError(errno.ENOMEM, text) from error
@@ -46,10 +47,10 @@ def _stream() -> torch.cuda.Stream:
     return torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
 
-class Image:
+class StagedFile:
     """The file in memory; filled again by every save of the same layout."""
 
-    def __init__(self, layout: Layout, tensors: _Tensors, arena: Arena) -> None:
+    def __init__(self, layout: Layout, tensors: _Tensors, arena: HostBuffer) -> None:
         self.layout = layout
         self._arena = arena
         self._memory = arena.memory
@@ -115,10 +116,10 @@ class Image:
         return self._memory[number * CHUNK : (number + 1) * CHUNK]
 
 
-class Stream:
+class StreamedFile:
     """The file, copied chunk by chunk; the tensors must not change until it is written."""
 
-    def __init__(self, layout: Layout, tensors: _Tensors, spare: list[Arena]) -> None:
+    def __init__(self, layout: Layout, tensors: _Tensors, spare: list[HostBuffer]) -> None:
         self.layout = layout
         self._tensors = tensors
         self._spare = spare
@@ -131,7 +132,7 @@ class Stream:
     def readers(self) -> Iterator[list[Reader]]:
         """One reader for each thread that writes, with its own buffer."""
         size = min(CHUNK, room_for(self.layout.size))
-        buffers: list[Arena] = []
+        buffers: list[HostBuffer] = []
         while len(buffers) < NUM_THREADS:
             try:  # `pop` is atomic: two saves never share a buffer
                 buffer = self._spare.pop()
@@ -146,7 +147,7 @@ class Stream:
         """The tensors themselves, by name."""
         return self._tensors
 
-    def _reader(self, buffer: Arena) -> Reader:
+    def _reader(self, buffer: HostBuffer) -> Reader:
         def read(number: int) -> memoryview:
             self._copy(number * CHUNK, buffer.bytes[:CHUNK])
             return buffer.memory[:CHUNK]

@@ -19,7 +19,7 @@ _PUSHED = "is_pushed"
 """Marks the position of a loop that calls `run.boundary`."""
 
 
-class Phase(Enum):
+class EpochPhase(Enum):
     """The current part of an epoch of `run.epochs`."""
 
     before = "before"
@@ -29,7 +29,7 @@ class Phase(Enum):
 
 
 @dataclass
-class Place:
+class EpochPosition:
     """The position in the loop over `run.epochs`."""
 
     epoch: int = 0
@@ -37,7 +37,7 @@ class Place:
     """Steps done at the start of the epoch."""
     planned: int = 0
     """Epochs that the loop is to do."""
-    phase: Phase = Phase.before
+    phase: EpochPhase = EpochPhase.before
     rng: dict[str, Any] = field(default_factory=dict)
     """The random state at the start of the epoch."""
     loaders: list[dict[str, Any]] = field(default_factory=list)
@@ -46,7 +46,7 @@ class Place:
     """`run.state` at the epoch's start; in a checkpoint True: as saved there. None: too large."""
 
 
-class Loops:
+class LoopState:
     """The progress that a checkpoint stores."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class Loops:
         """The position of each loop; a loop that was over at its start keeps its loaded one."""
         self.loaders = ResumableLoaders()
         """The loaders of `run.loader`."""
-        self.place: Place | None = None
+        self.place: EpochPosition | None = None
         """The position in the loop over `run.epochs`; None without such a loop."""
         self.fixed = FixedParts()
         """Fixed properties of the loaders in use."""
@@ -120,7 +120,7 @@ class Loops:
     def batch(self) -> int:
         """Batches done in this pass through the loader."""
         position = self.positions[-1] if self.positions else None
-        if self.place is not None and self.place.phase is Phase.before:
+        if self.place is not None and self.place.phase is EpochPhase.before:
             return 0
         return position.taken - self.is_in_step if isinstance(position, Position) else 0
 
@@ -161,7 +161,7 @@ class Loops:
         saved, place = state["epochs"], self.place
         if self.positions and self.is_pushed(self.positions[-1]):
             return False  # no loop of somebody else's can go back
-        is_within = saved is not None and saved["phase"] == Phase.within.name
+        is_within = saved is not None and saved["phase"] == EpochPhase.within.name
         return place is None or (is_within and saved["epoch"] == place.epoch)
 
     def _of_another_kind(self, now: str) -> StateMismatch:
@@ -189,13 +189,13 @@ class Loops:
             raise self._of_another_kind("a loop with run.boundary")
         self.note_epoch(0 if saved is None else saved["epoch"])
 
-    def enter_epochs(self) -> Place:
+    def enter_epochs(self) -> EpochPosition:
         """Begin the loop over `run.epochs`, at its saved position if there is one."""
         if self.place is None and self.loaded is not None and self.loaded["positions"]:
             raise self._of_another_kind("a loop over run.epochs")
         self.positions.append(None)
         self.positions[-1] = self.saved_position
-        self.place = self.place or Place()
+        self.place = self.place or EpochPosition()
         return self.place
 
     def is_over(self, n: float) -> bool:
@@ -267,8 +267,8 @@ class Loops:
         self._broken_off = set(state["broken_off"])
         self.finished_by = state["finished_by"]
         place = state["epochs"]
-        self.place = place and Place(**{**place, "phase": Phase[place["phase"]]})
-        is_begun = bool(self.positions) or not self.place or self.place.phase is Phase.before
+        self.place = place and EpochPosition(**{**place, "phase": EpochPhase[place["phase"]]})
+        is_begun = bool(self.positions) or not self.place or self.place.phase is EpochPhase.before
         self.loaders.load(state["loaders"] if is_begun else self.place.loaders)
         self.loaded = {name: state[name] for name in ("positions", "ended", "rng")}
 

@@ -20,10 +20,10 @@ from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any, NoReturn
 
-from forge.checkpoint.save.copies import Snapshot
-from forge.checkpoint.save.staging import Part, stage
+from forge.checkpoint.save.staging import StagedPart, stage
+from forge.checkpoint.save.staging_pool import Snapshot
 from forge.errors import DamagedCheckpoint, Exit, ExitCode, ForgeError, RankFailed
-from forge.group.group import Group
+from forge.group.group import Coordinator
 
 EXCHANGE_S = 1800.0
 """Timeout in seconds for a rank to write its files; if the run ends, the wait ends as well."""
@@ -42,14 +42,14 @@ class Exchange:
         name: Unique among the exchanges of these ranks: another thread can have its own.
     """
 
-    def __init__(self, ranks: Group, name: str, timeout_s: float = EXCHANGE_S) -> None:
+    def __init__(self, ranks: Coordinator, name: str, timeout_s: float = EXCHANGE_S) -> None:
         self.ranks = ranks
         self._name = name
         self._timeout_s = timeout_s
         self._count = 0
         self._previous = ""
 
-    def give(
+    def all_gather(
         self,
         what: str,
         make: Callable[[], Any],
@@ -86,9 +86,9 @@ class Exchange:
             _raise_again(-worst[1], found[-worst[1]], error)
         return [one["value"] for one in found]
 
-    def first(self, what: str, make: Callable[[], Any]) -> Any:
+    def broadcast(self, what: str, make: Callable[[], Any]) -> Any:
         """Call `make` on rank 0 and broadcast its result."""
-        return self.give(what, make if self.ranks.rank == 0 else lambda: None)[0]
+        return self.all_gather(what, make if self.ranks.rank == 0 else lambda: None)[0]
 
 
 def _described(error: BaseException) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def save(
     snapshot: Snapshot,
     begin: Callable[[], str | None],
     check: Callable[[], None],
-    publish: Callable[[Path, list[Part]], None],
+    publish: Callable[[Path, list[StagedPart]], None],
 ) -> bool:
     """Save the snapshots that all ranks took at the same step boundary.
 
@@ -134,11 +134,11 @@ def save(
     """
     rank, is_shared = exchange.ranks.rank, exchange.ranks.size > 1
     # Wait until all ranks have copied: writing would take cores from them.
-    made = exchange.give(START, begin)[0]
+    made = exchange.all_gather(START, begin)[0]
     if made is None:
         return False
     folder = Path(made)
-    writing: Future[Part] = Future()
+    writing: Future[StagedPart] = Future()
     own: dict[str, str] = {}
 
     def compared() -> Any:
@@ -158,16 +158,16 @@ def save(
         return [part.rank, part.step, part.files]
 
     try:
-        known = exchange.give("the digests of a save", compared)[0]
-        parts = [Part(*one) for one in exchange.give("the files of a save", staged)]
+        known = exchange.all_gather("the digests of a save", compared)[0]
+        parts = [StagedPart(*one) for one in exchange.all_gather("the files of a save", staged)]
     finally:
         if writing.running():  # the caller removes the folder next
             wait([writing])
-    exchange.first("the commit of a save", lambda: publish(folder, parts))
+    exchange.broadcast("the commit of a save", lambda: publish(folder, parts))
     return True
 
 
-def _fill(future: Future[Part], make: Callable[[], Part], *, is_beside: bool) -> None:
+def _fill(future: Future[StagedPart], make: Callable[[], StagedPart], *, is_beside: bool) -> None:
     """Set the future to what `make` returns or raises, in a new thread or in this one."""
 
     def work() -> None:

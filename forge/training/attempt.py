@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from forge import messages
-from forge.checkpoint.save.together import Exchange
+from forge.checkpoint.save.distributed_save import Exchange
 from forge.compat import of_torch
 from forge.config.schema import NanAction, Policy, SignalAction
 from forge.errors import ConfigError, Exit, RankLost
@@ -25,27 +25,27 @@ from forge.jobdir.job_files import RANK, SAVE_WITHIN, forge_dir
 from forge.process import sections
 from forge.process.time_limit import TimeLimit
 from forge.shutdown import stopping
-from forge.state import ddp_buckets, overlooked
-from forge.state.built import Built
+from forge.state import ddp_buckets, unregistered_objects
+from forge.state.initial_hyperparameters import InitialHyperparameters
 from forge.state.registry import StateRegistry
 from forge.state.run_state import RunState
 from forge.training.boundary import Boundary
-from forge.training.contents import Contents
 from forge.training.decide import Halt
-from forge.training.leaving import ENDS, Leaving
 from forge.training.loop.epoch_start import EpochStart
 from forge.training.loop.epochs import Epochs
 from forge.training.loop.evaluations import Evaluations
-from forge.training.loop.loops import Loops
+from forge.training.loop.loop_state import LoopState
 from forge.training.loop.pushed import PushedLoop, Start
 from forge.training.loop.resumable_loader import ResumableLoader
 from forge.training.loop.steps import Steps
 from forge.training.nan.nan_policy import NanPolicy, RateScale
 from forge.training.nan.update import Updater
 from forge.training.optimizer_steps import OptimizerSteps
-from forge.training.start import agreement, preflight, run_directory
-from forge.training.start.owner import Owner
-from forge.training.start.run_directory import RunDirectory
+from forge.training.shutdown import ENDS, Shutdown
+from forge.training.start import agreement, attempt_io, preflight
+from forge.training.start.attempt_io import AttemptIO
+from forge.training.start.checkpoint_owner import CheckpointOwner
+from forge.training.train_state import TrainState
 
 _ACTION: Any = NanAction
 
@@ -55,15 +55,15 @@ _LEAVE_S = 10.0
 _LOST_S = 2.0
 """Seconds to wait, after a collective failed, for news that a rank has died."""
 
-_active: list[Session] = []
+_active: list[Attempt] = []
 
 
-def active() -> Session | None:
+def active() -> Attempt | None:
     """The session that is open in this process."""
     return _active[-1] if _active else None
 
 
-class Session:
+class Attempt:
     """One attempt: entering claims, checks and resumes; leaving saves the finished state."""
 
     def __init__(
@@ -84,10 +84,10 @@ class Session:
         self._nan = nan
         self._updater = updater
         self._evaluations = evaluations
-        self.loops = Loops()
+        self.loops = LoopState()
         """The current step and loop."""
         self._own = own
-        self._contents = Contents(live, own, self.loops, nan, updater)
+        self._train_state = TrainState(live, own, self.loops, nan, updater)
         self.resumed_from: str | None = None
         self.callbacks: list[Any] = []
         self._optimizer_steps = OptimizerSteps(live, self.loops, updater, policy.nan.action)
@@ -121,7 +121,7 @@ class Session:
         # Name objects that cannot be saved now, not at the first save hours later.
         with preflight.exits():
             states = self._live.ask()
-            built = Built(self._live.objects)
+            built = InitialHyperparameters(self._live.objects)
         self._live.check_savable(states)
         self._was_installed = stopping.is_installed()
         with preflight.exits():
@@ -130,7 +130,7 @@ class Session:
         entered = "this forge.Run (every rank has to enter it)"
         try:
             with preflight.exits():
-                job, checkpoint_dir = map(Path, exchange.first(entered, self._places))
+                job, checkpoint_dir = map(Path, exchange.broadcast(entered, self._places))
             with preflight.told_to_parent(job, checkpoint_dir), preflight.exits():
                 agreement.check(exchange, self._policy, self._name, self._config)
                 self._claim(exchange, job, checkpoint_dir)
@@ -146,7 +146,7 @@ class Session:
             self._heed_torchrun()
             stopping.hold_interrupts(is_held=True)
             with preflight.told_to_parent(job, checkpoint_dir), preflight.exits():
-                owner = Owner(
+                owner = CheckpointOwner(
                     checkpoint_dir,
                     job,
                     name=self._name or "",
@@ -159,8 +159,10 @@ class Session:
                 preflight.check_code(job, self._policy.requeue.on_code_change)
                 health = self._health
                 limit_s = START_S + health.limit_s
-                exchange.give("the health checks", health.check_node, within_s=limit_s)
-                exchange.give("the ranks' health checks", health.check_ranks, within_s=limit_s)
+                exchange.all_gather("the health checks", health.check_node, within_s=limit_s)
+                exchange.all_gather(
+                    "the ranks' health checks", health.check_ranks, within_s=limit_s
+                )
                 self._resume(owner)
                 preflight.keep_threads(job, is_resumed=self.resumed_from is not None)
             num_steps = 1 if self._group.size == 1 else 2 + MARGIN
@@ -175,7 +177,7 @@ class Session:
             raise
         _active.append(self)
         self._health.watch()
-        spawned.once_parent_is_gone(self._stop_as_orphan)
+        spawned.on_parent_exit(self._stop_as_orphan)
 
     def _places(self) -> list[str]:
         """The directories of the job and of its checkpoints, as rank 0 sees them."""
@@ -185,7 +187,7 @@ class Session:
         """Where rank 0 stores the secret that the ranks share, before anything is claimed."""
         job, checkpoint_dir = map(Path, self._places())
         with preflight.told_to_parent(job, checkpoint_dir), preflight.exits():
-            run_directory.check_directory(self._policy, checkpoint_dir)
+            attempt_io.check_directory(self._policy, checkpoint_dir)
         return forge_dir(job)
 
     def _claim(self, exchange: Exchange, job: Path, checkpoint_dir: Path) -> None:
@@ -195,12 +197,12 @@ class Session:
             os.environ[RANK] = str(group.rank)  # names the files of this rank
 
         def opened() -> None:
-            self._directory = RunDirectory(
+            self._directory = AttemptIO(
                 self._policy, self._name, self._nan, job, checkpoint_dir, group
             )
 
-        exchange.first("the claim", opened)
-        exchange.give("the directories", opened if group.rank else lambda: None)
+        exchange.broadcast("the claim", opened)
+        exchange.all_gather("the directories", opened if group.rank else lambda: None)
 
     def _checks(self, job: Path, checkpoint_dir: Path) -> attempt.Health:
         config = self._policy.health
@@ -216,12 +218,12 @@ class Session:
     def _stop_s(self) -> float:
         return self._policy.stop_s or self._policy.signal.warning_s
 
-    def _resume(self, owner: Owner) -> None:
+    def _resume(self, owner: CheckpointOwner) -> None:
         directory = self._directory
-        self._contents.belongs_to(owner, directory.ledger, directory.metrics)
+        self._train_state.belongs_to(owner, directory.ledger, directory.metrics)
         found = directory.newest(self._live)
         if found is not None:
-            self._contents.load(found)
+            self._train_state.load(found)
             self.loops.is_complete = found.manifest.is_complete
             self.resumed_from = found.path.name
         if self._group.rank == 0:  # the other ranks have already read the file this replaces
@@ -236,21 +238,21 @@ class Session:
         due_s = min(self._stop_s, policy.signal.warning_s)
         handler.pass_over = lambda number: number == announcement and limit.is_too_soon(due_s)
         directory.saver.expect(self._live_bytes, float(os.environ.get(SAVE_WITHIN) or math.inf))
-        self._leaving = Leaving(self.loops, directory, handler, limit, self._health.stop)
+        self._shutdown = Shutdown(self.loops, directory, handler, limit, self._health.stop)
         self.boundary = Boundary(
             policy,
             self.loops,
-            self._contents,
+            self._train_state,
             directory,
             self._nan,
             self._evaluations,
             handler,
             limit,
-            self._leaving,
+            self._shutdown,
             self._group,
         )
         self._steps = Steps(
-            self.loops, self.boundary, self._leaving, self._updater, directory.metrics
+            self.loops, self.boundary, self._shutdown, self._updater, directory.metrics
         )
         self._pushed = PushedLoop(
             self.loops, self.boundary, self._updater, directory.metrics, self._live.given
@@ -282,8 +284,10 @@ class Session:
         self._optimizer_steps.begin_loop()
         self._own.begin_loop()
         with preflight.exits():
-            self._contents.check_own()
-            problems = [] if self.loops.positions else overlooked.problems(self._live.given)
+            self._train_state.check_own()
+            problems = (
+                [] if self.loops.positions else unregistered_objects.problems(self._live.given)
+            )
             if problems:
                 raise ConfigError(problems, "The call of forge.Run")
 
@@ -315,7 +319,7 @@ class Session:
         try:
             return self.loops.loaders.add(self.loops.open(loader))
         except ENDS as error:
-            self._leaving.give_up(error)
+            self._shutdown.give_up(error)
 
     def batches(self, loader: Iterable[Any]) -> Iterator[tuple[int, Any]]:
         """See `Run.batches`."""
@@ -330,23 +334,23 @@ class Session:
             self.boundary.forget_held()  # the error may have come from the middle of the pass
         lost = self._group.lost(_LOST_S) if isinstance(error, RuntimeError) else ""
         try:
-            if error is not self._leaving.exit:
-                self._leaving.raise_again()
+            if error is not self._shutdown.exit:
+                self._shutdown.raise_again()
             if error is None:
                 self._finish()
             elif self._handler.explains(error):
-                self._leaving.stop(self._leaving.asked(), save=None)
+                self._shutdown.stop(self._shutdown.asked(), save=None)
             elif lost:
                 first = str(error).partition("\n")[0]
-                self._leaving.give_up(RankLost(f"{lost}; here {type(error).__name__}: {first}"))
+                self._shutdown.give_up(RankLost(f"{lost}; here {type(error).__name__}: {first}"))
             elif not isinstance(error, Exit):
                 self._directory.fail(f"{type(error).__name__}: {error}", self.loops.step)
         finally:
-            is_leaving = self._leaving.exit is not None
+            is_leaving = self._shutdown.exit is not None
             try:
                 self._release(is_together=is_leaving or error is None)
             finally:
-                self._leaving.act_last(error)
+                self._shutdown.act_last(error)
                 self._forget(is_leaving=is_leaving)
 
     def _finish(self) -> None:
@@ -356,14 +360,14 @@ class Session:
         self._epochs.end()
         self._pushed.end("")
         if isinstance(self._nan.wants, Halt):
-            self._leaving.halt(self._nan.wants)
+            self._shutdown.halt(self._nan.wants)
         if missing := loops.missing:
-            self._leaving.give_up(ConfigError([missing], "This Run"))
+            self._shutdown.give_up(ConfigError([missing], "This Run"))
         self.metrics.flush()
         with preflight.exits():
             asked = self.boundary.run_end.finish()
         if asked is not None:
-            self._leaving.stop(asked, save=None)
+            self._shutdown.stop(asked, save=None)
         directory.finish(loops.step, loops.finished_by)
         # A resumed job can have only an evaluation left.
         is_whole = self.resumed_from is None and self._group.rank == 0

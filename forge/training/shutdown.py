@@ -19,13 +19,13 @@ from forge.errors import (
     RankLost,
     Reason,
 )
-from forge.group.facts import StopAsked
+from forge.group.facts import StopRequest
 from forge.process.time_limit import TimeLimit
 from forge.shutdown import stopping
 from forge.shutdown.signal_handler import ShutdownHandler
 from forge.training.decide import Halt
-from forge.training.loop.loops import Loops
-from forge.training.start.run_directory import RunDirectory
+from forge.training.loop.loop_state import LoopState
+from forge.training.start.attempt_io import AttemptIO
 
 ENDS = (CheckpointError, ConfigError, DirectoryInUse, RankFailed, RankLost)
 """Errors that end the job, such as a state that cannot be saved."""
@@ -34,7 +34,7 @@ _LONG_WAIT_S = 5.0
 """A stop that waits longer than this for the end of a step is logged."""
 
 
-class Leaving:
+class Shutdown:
     """The ways in which an attempt ends.
 
     Args:
@@ -47,8 +47,8 @@ class Leaving:
 
     def __init__(
         self,
-        loops: Loops,
-        directory: RunDirectory,
+        loops: LoopState,
+        directory: AttemptIO,
         handler: ShutdownHandler,
         limit: TimeLimit,
         before: Callable[[], None],
@@ -62,15 +62,15 @@ class Leaving:
         """The exception that ends the process, once it has been raised."""
         handler.held_up_by = self._held_up_by
 
-    def asked(self) -> StopAsked:
+    def asked(self) -> StopRequest:
         """The stop that the received signal, or the time limit, leads to."""
         received = self._handler.signal_received
         if received is None:
-            return StopAsked(int(ExitCode.REQUEUE), Reason.time_limit)
+            return StopRequest(int(ExitCode.REQUEUE), Reason.time_limit)
         code = int(self._handler.exit_code)
-        return StopAsked(code, Reason.of_code(code), received.name)
+        return StopRequest(code, Reason.of_code(code), received.name)
 
-    def stop(self, asked: StopAsked, save: Callable[[], None] | None) -> NoReturn:
+    def stop(self, asked: StopRequest, save: Callable[[], None] | None) -> NoReturn:
         """Save and exit; in the middle of a step without a save."""
         name = asked.signal or asked.text or asked.reason.value
         self._handler.begin_deadline()
