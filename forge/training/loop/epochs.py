@@ -56,8 +56,9 @@ class Epochs:
         self._is_pass_due = False
         self._may_stop = True
         """Whether the end of the pass can be saved: the code after it has not begun."""
-        self._older: list[Any] = []
-        """The state at the start of the first epoch of a resumed job."""
+        self._older: list[weakref.ref[Any]] = []
+        """The iterables at the start of the first epoch of a resumed job: one of them can be its
+        loader, whose state is restored; a loader that each epoch makes anew begins anew."""
         self._kept: BaseException | None = None
         """An error when the pass was left by `break`; raised at the end of the epoch."""
         self._is_resumed = False
@@ -131,7 +132,7 @@ class Epochs:
             self._start.go_back()
         else:
             if loaded is not None:
-                self._older = gc.get_objects()
+                self._older = _iterables()
                 rng.restore(loaded["rng"])
             if self._boundary.pass_through(None, math.inf):
                 return False
@@ -210,7 +211,7 @@ class Epochs:
         before, older = loops.positions[-1], self._older
         if isinstance(before, Position):
             position.follow(before)
-        elif before is not None and any(one is loader for one in older):
+        elif before is not None and any(one() is loader for one in older):
             position.load_finished(before)  # not if each epoch makes its own loader
             position.name_changes(before)
         self._older = []
@@ -228,3 +229,16 @@ class Epochs:
         self._boundary.end_pass(
             place.epoch + 1, is_first=is_first, may_stop=may_stop, is_left=is_left
         )
+
+
+def _iterables() -> list[weakref.ref[Any]]:
+    """All objects that can be a loader with a state, which they do not keep alive."""
+    kinds: dict[type, bool] = {}
+    found = []
+    for one in gc.get_objects():
+        kind = type(one)
+        if kind not in kinds:
+            kinds[kind] = hasattr(kind, "__iter__") and kind.__weakrefoffset__ != 0
+        if kinds[kind]:
+            found.append(weakref.ref(one))
+    return found

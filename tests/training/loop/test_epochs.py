@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import random
 import signal
+import weakref
 
 import pytest
 import torch
@@ -438,3 +439,30 @@ def test_without_a_number_of_steps_a_break_ends_the_loop(a_run, enabled):
             if step == 7:
                 break
     assert run.step == 7
+
+
+def test_what_the_script_drops_before_a_pass_is_freed(a_run):
+    """A resume looks for its loader among all objects: it must not keep them."""
+
+    class Large(list):
+        pass
+
+    def killed():
+        with a_run() as run:
+            for epoch in run.epochs(3):
+                if epoch == 1:
+                    raise RuntimeError("killed")
+                for _ in run.batches(BATCHES):
+                    pass
+                run.save()
+
+    with pytest.raises(RuntimeError, match="killed"):
+        killed()
+    large = Large()
+    known = weakref.ref(large)
+    with a_run() as run:
+        assert run.resumed_from is not None
+        for _ in run.epochs(3):
+            del large
+            assert known() is None
+            break
