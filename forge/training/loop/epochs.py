@@ -57,8 +57,8 @@ class Epochs:
         self._may_stop = True
         """Whether the end of the pass can be saved: the code after it has not begun."""
         self._older: list[weakref.ref[Any]] = []
-        """The iterables at the start of the first epoch of a resumed job: one of them can be its
-        loader, whose state is restored; a loader that each epoch makes anew begins anew."""
+        """The iterables at the start of the first epoch of a resumed job. If the loader is among
+        them, its state is restored; a loader that each epoch makes itself is not."""
         self._kept: BaseException | None = None
         """An error when the pass was left by `break`; raised at the end of the epoch."""
         self._is_resumed = False
