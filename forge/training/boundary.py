@@ -36,8 +36,8 @@ from forge.training.decide import (
 )
 from forge.training.loop import fault_injection, trace_recorder
 from forge.training.loop.evaluations import Evaluations
+from forge.training.loop.loop_lengths import LoopLengths
 from forge.training.loop.loop_state import EpochPhase, LoopState
-from forge.training.loop.pass_lengths import PassLengths
 from forge.training.loop.snapshot_holder import SnapshotHolder
 from forge.training.loop_end import LoopEnd
 from forge.training.nan.nan_policy import NanPolicy
@@ -100,7 +100,7 @@ class Boundary:
         """The step of the checkpoint that was pinned last."""
         self._end = LoopEnd(group, self._exchange, shutdown, loops, nan)
         self.run_end = RunEnd(group, loops, train_state, directory, handler, shutdown)
-        self.lengths = PassLengths(self._exchange, shutdown)
+        self.lengths = LoopLengths(self._exchange, shutdown)
         parts = (group, self._exchange, self._saver, loops, train_state, shutdown)
         self._snapshots = SnapshotHolder(*parts, lambda: self.is_stopping)
         self._after_s = math.inf  # seconds that the code after a pass took last time

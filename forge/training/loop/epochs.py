@@ -90,6 +90,7 @@ class Epochs:
     def _epochs(self, count: int) -> Generator[int, None, None]:
         loops = self._loops
         place = loops.enter_epochs()
+        self._boundary.lengths.check_count("epochs", count)
         has_finished = loops.is_complete and count <= place.planned
         if has_finished or (loops.is_over(math.inf) and not loops.due):
             loops.pass_over()

@@ -63,7 +63,7 @@ with forge.Run(policy, model=model, optimizer=optimizer) as run:
         for step, batch in run.steps(spec["steps"], loader):
             train(step, batch)
     else:
-        for _epoch in run.epochs(2):
+        for _epoch in run.epochs(2 + (rank in spec.get("longer", []))):
             for step, batch in run.batches(loader):
                 train(step, batch)
             mean = torch.ones(1)

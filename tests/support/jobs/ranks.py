@@ -130,7 +130,9 @@ with forge.Run(policy | spec.get("policy", {}), **objects) as run:
 
     if "large" in spec:
         run.state["seen"] = torch.zeros(20_000)
-    for step, (inputs, targets) in steps(run, spec.get("n", 40)):
+    for step, (inputs, targets) in steps(
+        run, spec.get("n_by_rank", {}).get(str(rank), spec.get("n", 40))
+    ):
         for group in optimizer.param_groups if "rate" in spec else []:
             group["lr"] *= spec["rate"]
         in_step(step)

@@ -1,4 +1,4 @@
-"""Ranks whose loaders differ in length: refused before the pass, or at its end."""
+"""Ranks that would end a loop or a pass after other steps: refused before it, or at its end."""
 
 import pytest
 from ranked import RankedJob
@@ -6,6 +6,21 @@ from ranked import RankedJob
 
 def passes(directory, *lengths, **spec):
     return RankedJob(directory, len(lengths), "rank_passes.py", lengths=lengths, **spec)
+
+
+def test_ranks_that_want_other_numbers_of_steps_or_epochs_are_refused_at_once(tmp_path):
+    """The shorter one would leave the others in a collective, until torch's timeout."""
+    job = RankedJob(tmp_path / "steps", 2, n=9, n_by_rank={"1": 12})
+    assert job.run() == [78, 78]
+    longer = passes(tmp_path / "epochs", 5, 5, longer=[1])
+    assert longer.run() == [78, 78]
+    for one, call in (
+        (job, "run.steps(n): n is 9 on rank 0, but 12"),
+        (longer, "run.epochs(n): n"),
+    ):
+        for lines in one.printed:
+            assert any(call in line and "on rank 1" in line for line in lines)
+        assert one.history.attempts[0].events[-1]["step"] == 0
 
 
 def test_loaders_of_different_lengths_are_refused_before_the_first_step(tmp_path):

@@ -1,11 +1,13 @@
-"""Checks that all ranks have the same number of batches in a pass of `run.batches`.
+"""Checks that all ranks do the same number of steps, in a loop and in a pass of `run.batches`.
 
-A rank that ends its pass first would leave the others waiting in a collective. Before the first
-step the ranks compare the lengths of their loaders. If a loader has no length, a rank that reaches
-the end of its pass waits there for the others before the code after the pass runs.
+A rank that ends first would leave the others waiting in a collective. Before the first step the
+ranks compare `n`, and the lengths of their loaders in a pass. If a loader has no length, a rank
+that reaches the end of its pass waits there for the others before the code after the pass runs.
 """
 
 from __future__ import annotations
+
+import math
 
 from forge.checkpoint.save.distributed_save import Exchange
 from forge.errors import ConfigError, RankLost
@@ -22,8 +24,8 @@ _LEFT_S = 30.0
 """Largest delay between ranks, in seconds, at a break after the same step."""
 
 
-class PassLengths:
-    """Compares the lengths of the ranks' passes.
+class LoopLengths:
+    """Compares the lengths of the ranks' loops and passes.
 
     Args:
         exchange: Exchanges values between ranks.
@@ -34,6 +36,23 @@ class PassLengths:
         self._exchange = exchange
         self._shutdown = shutdown
         self._is_known = True
+
+    def check_count(self, call: str, n: float) -> None:
+        """Compare the argument of `run.steps` or `run.epochs`; exits if the ranks differ.
+
+        Args:
+            call: `steps` or `epochs`.
+            n: The argument of this rank; infinite for None.
+        """
+        found = self._given(f"the beginning of run.{call}", None if math.isinf(n) else int(n))
+        other = next((rank for rank, one in enumerate(found) if one != found[0]), None)
+        if other is not None:
+            problem = (
+                f"run.{call}(n): n is {found[0]} on rank 0, but {found[other]} on rank {other}. A"
+                " rank that ends its loop first would leave the others waiting: give all ranks the"
+                " same number"
+            )
+            self._shutdown.give_up(ConfigError([problem], "The training loop"))
 
     def compare(self, num_batches: int | None) -> None:
         """Compare the lengths at the start of a pass; exits if they differ.
