@@ -231,7 +231,7 @@ def test_runs_in_a_temporary_directory_are_kept_only_where_they_differ(
     code, tmp_path, monkeypatch, capsys
 ):
     """Whoever is shown a difference wants to look at it; the rest would fill the disk."""
-    monkeypatch.setattr(verdicts.Verdict, "rehearse", lambda self: code)
+    monkeypatch.setattr(verdicts.RehearsalVerdict, "rehearse", lambda self: code)
     monkeypatch.setattr(command.processes, "adopt_orphans", lambda: None)
     monkeypatch.setattr(command.signal, "signal", lambda *arguments: None)
     monkeypatch.setattr(command.tempfile, "tempdir", str(tmp_path))

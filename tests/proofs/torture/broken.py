@@ -21,7 +21,7 @@ from forge.checkpoint.ownership.workspace import Workspace
 from forge.checkpoint.retention import removal
 from forge.checkpoint.retention.removal import Remover
 from forge.checkpoint.save import distributed_save
-from forge.checkpoint.save.staging import Part, stage
+from forge.checkpoint.save.staging import StagedPart, stage
 from forge.checkpoint.save.staging_pool import Snapshot
 from forge.checkpoint.store import Store
 from forge.filesystem import durable
@@ -80,7 +80,7 @@ def _no_odd_errors() -> None:
 def _no_temporary() -> None:
     """The files of a save are written where they stay."""
 
-    def early(folder: Path, snapshot: Snapshot, *_: Any) -> Part:
+    def early(folder: Path, snapshot: Snapshot, *_: Any) -> StagedPart:
         final = folder.parent.parent / folder.name
         shutil.rmtree(final, ignore_errors=True)
         final.mkdir()
@@ -102,7 +102,7 @@ def _no_wait_for_ranks() -> None:
     late: dict[Path, bytes] = {}
     commit = Store.commit
 
-    def early(folder: Path, snapshot: Snapshot, rank: int = 0, *shared: Any) -> Part:
+    def early(folder: Path, snapshot: Snapshot, rank: int = 0, *shared: Any) -> StagedPart:
         part = stage(folder, snapshot, rank, *shared)
         for path in (folder / name for name in part.files if rank):
             late[folder.parent.parent / folder.name / path.name] = path.read_bytes()
