@@ -1,8 +1,7 @@
-"""`forge.data.resumable`: a loader whose place in the data is saved, for loops that forge does not
-own.
+"""`forge.data.resumable`: saves the place of a loader, for loops that forge does not own.
 
-    with a pass under way    its start and the batches taken: a resume continues after them
-    between two passes       the next pass begins as it would have
+saved inside a pass      the next iteration continues after the batches that were taken
+saved between passes     the next iteration is the next pass
 """
 
 from __future__ import annotations
@@ -22,7 +21,9 @@ class Resumable(Generic[_Batch]):
     def __init__(self, loader: Iterable[_Batch]) -> None:
         self.loader = loader
         self.taken = 0
-        """Batches taken by whoever reads this loader, over all passes."""
+        """Batches taken from this loader, over all passes and attempts."""
+        self.has_left = False
+        """Whether the loop has left a pass before its last batch, without `end_pass`."""
         self._position: Position | None = None
         """The place in the current or last pass; None before the first."""
         self._saved: dict[str, Any] | None = None
@@ -50,8 +51,8 @@ class Resumable(Generic[_Batch]):
             _quietly(lambda: position.load_finished(saved["position"]))
             position.name_changes(saved["position"])
         elif before is not None:
-            if not before.is_over:  # its reader has left it by a break
-                before.end_pass(is_left=True)
+            self.has_left = self.has_left or not before.is_over
+            self.end_pass()
             position = Position(self.loader, before.epoch + 1)
             position.follow(before)
         else:
@@ -59,11 +60,21 @@ class Resumable(Generic[_Batch]):
         self._position, self._saved = position, None
         return position
 
+    def end_pass(self) -> None:
+        """End the current pass before its last batch: the next iteration is the next pass.
+
+        Call it after each `break`, and after a resume too if the loop does not continue the pass.
+        """
+        if self._saved is not None:
+            self._saved["is_over"] = True
+        elif self._position is not None and not self._position.is_over:
+            self._position.end_pass(is_left=True)
+
     def check(self, name: str) -> None:
-        """Check a loader with a state of its own: is it its place, and did it go there?
+        """Check that the state of a loader with its own state_dict is its place in the data.
 
         Args:
-            name: What messages call it.
+            name: The name of the loader in messages.
         Raises:
             ConfigError: If its `state_dict` raises, or did not restore the place.
         """
@@ -75,7 +86,7 @@ class Resumable(Generic[_Batch]):
         return Position(self.loader).inexact()
 
     def state_dict(self) -> dict[str, Any]:
-        """The place between two batches; not that of batches which were taken, but not used."""
+        """The place after the last batch that was taken."""
         if self._saved is not None:
             return {"taken": self.taken, **self._saved}
         if self._position is None:
@@ -87,10 +98,11 @@ class Resumable(Generic[_Batch]):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to a saved place; the pass that is begun next starts there."""
+        """Go to a saved place: the next iteration starts there."""
         self.taken, self._position = state["taken"], None
         is_begun = state["position"] is not None
         self._saved = {key: state[key] for key in ("position", "is_over")} if is_begun else None
+        self.has_left = False
 
 
 def resumable(loader: Iterable[_Batch]) -> Resumable[_Batch]:
@@ -105,8 +117,8 @@ def resumable(loader: Iterable[_Batch]) -> Resumable[_Batch]:
         with forge.Run(policy, model=model, optimizer=optimizer, loader=loader) as run:
             trainer.fit(model, loader)  # calls run.boundary between two steps
 
-    The loop must not read ahead: a batch that it took counts as used, and `run.boundary` refuses a
-    loop that has used fewer.
+    The loop must not read ahead: a batch that it has taken counts as trained on, and `run.boundary`
+    refuses a loop that has trained on fewer.
 
     Args:
         loader: A DataLoader, StatefulDataLoader, or any iterable of batches.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import signal
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -255,7 +255,12 @@ class Attempt:
             self.loops, self.boundary, self._shutdown, self._updater, directory.metrics
         )
         self._pushed = PushedLoop(
-            self.loops, self.boundary, self._updater, directory.metrics, self._live.given
+            self.loops,
+            self.boundary,
+            self._shutdown,
+            self._updater,
+            directory.metrics,
+            self._live.given,
         )
         start = EpochStart(self.loops, self._own)
         self._epochs = Epochs(
@@ -306,7 +311,7 @@ class Attempt:
         self._begin_loop()
         return self._pushed.begin()
 
-    def pass_boundary(self, step: int, epoch: int, taken: int | Mapping[str, int] | None) -> bool:
+    def pass_boundary(self, step: int, epoch: int, taken: int | None) -> bool:
         """See `Run.boundary`."""
         return self._pushed.boundary(step, epoch, taken)
 

@@ -305,44 +305,44 @@ class Run:
 
         Example::
 
-            with forge.Run(policy, model=model, optimizer=optimizer, loader=loader) as run:
-                step, epoch, *_ = run.begin()
-                ...                                    # between two steps, somebody else calls
-                run.boundary(step, epoch=epoch, taken=batches)
+            loader = forge.data.resumable(loader)
+            with forge.Run(policy, model=model, trainer=trainer, loader=loader) as run:
+                trainer.between_steps = lambda: run.boundary(trainer.step, taken=trainer.step)
+                if not run.begin().is_finished:
+                    trainer.fit(model, loader)
 
         Call it last before the loop: after a resume it restores all objects again, and torch's
-        random state. The loader is a `forge.data.resumable`. A rollback of the NaN policy ends the
-        process with exit code 75; the next start begins there.
+        random state. After a rollback of the NaN policy the process exits with code 75, and the
+        next start begins at the checkpoint.
 
         Returns:
             A named tuple: `step` (steps done so far), `epoch` (as last given to `run.boundary`),
             `is_resumed`, and `is_finished` (the loop had ended: train nothing).
         Raises:
-            ForgeError: Outside `with forge.Run(...) as run:`, or after another loop of this Run.
+            ForgeError: Outside `with forge.Run(...) as run:`, after another loop of this Run, or
+                with several objects of `forge.data.resumable`.
         """
         if not self._is_inside:
             raise ForgeError("Run.begin() needs `with forge.Run(...) as run:` around the loop")
         return self._inner.begin()
 
-    def boundary(
-        self, step: int, *, epoch: int = 0, taken: int | Mapping[str, int] | None = None
-    ) -> bool:
-        """Say that a step of a loop begun by `run.begin` has ended; saves or stops if due.
+    def boundary(self, step: int, *, epoch: int = 0, taken: int | None = None) -> bool:
+        """End one step of a loop begun by `run.begin`; saves or stops if that is due.
 
         Call it when everything of the step is done, the loop's own counters included: a resumed
         job continues from what is saved here. A stop raises `Exit`.
 
         Args:
-            step: Steps done, over all attempts; each call has a larger one.
-            epoch: Number of the current epoch, for messages and for `run.begin` after a resume.
-            taken: Batches trained on so far, over all attempts, by the loop's own count; for
-                several loaders a mapping from their names. Needed if a `forge.data.resumable` was
-                given to `forge.Run`: if the loop has taken more batches than this, it reads ahead,
-                and is refused (exit code 78).
+            step: Steps done, over all attempts; larger in each call.
+            epoch: Number of the current epoch: `run.epoch`, and `run.begin` after a resume.
+            taken: Batches trained on so far, over all attempts, as the loop itself counts them.
+                It is needed if `forge.Run` has a `forge.data.resumable`.
         Returns:
             Whether the loop should end now, because `run.finish` was called.
         Raises:
             ForgeError: Outside such a loop, or if `step` is not larger than before.
+            Exit: With code 78 if the loop has taken other batches than it has trained on, for
+                example because it reads ahead.
         """
         return self._inner.pass_boundary(step, epoch, taken)
 

@@ -98,7 +98,7 @@ class LoopState:
                 self._said.add(sentence)
 
     def note_epoch(self, epoch: int) -> None:
-        """Note the epoch of a loop that somebody else owns; its loaders save their own place."""
+        """Note the epoch of a loop that forge does not own; its loader saves its own place."""
         self.positions[-1] = {_PUSHED: True, "epoch": epoch}
 
     @staticmethod
@@ -182,7 +182,7 @@ class LoopState:
             raise self._of_another_kind("a loop over run.steps")
 
     def enter_pushed(self) -> None:
-        """Begin a loop that somebody else owns, in the epoch of its checkpoint if there is one."""
+        """Begin a loop that forge does not own, in the epoch of its checkpoint if there is one."""
         self.positions.append(None)
         saved = self.saved_position
         if self.place is not None or (self.is_known and not self.is_pushed(saved)):

@@ -1,4 +1,4 @@
-"""A loop that somebody else owns, and that calls `run.boundary` between two of its steps."""
+"""A loop that forge does not own: it calls `run.boundary` between two of its steps."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from forge.training.boundary import Boundary
 from forge.training.loop.loop_state import LoopState
 from forge.training.metrics import Metrics
 from forge.training.nan.update import Updater
-from forge.training.start import preflight
+from forge.training.shutdown import Shutdown
 
 
 class Start(NamedTuple):
-    """Where a loop begins."""
+    """The step at which a loop begins, and what is left to do."""
 
     step: int
     """Steps done by earlier attempts."""
@@ -37,12 +37,14 @@ class PushedLoop:
         self,
         loops: LoopState,
         boundary: Boundary,
+        shutdown: Shutdown,
         updater: Updater,
         metrics: Metrics,
         objects: Mapping[str, Any],
     ) -> None:
         self._loops = loops
         self._boundary = boundary
+        self._shutdown = shutdown
         self._updater = updater
         self._metrics = metrics
         self._loaders = {n: one for n, one in objects.items() if isinstance(one, Resumable)}
@@ -53,10 +55,17 @@ class PushedLoop:
         loops = self._loops
         if loops.positions:
             raise ForgeError(misuse.BEGIN_AFTER_A_LOOP)
+        if len(self._loaders) > 1:
+            raise ForgeError(
+                f"run.begin(): forge.Run has {len(self._loaders)} objects of forge.data.resumable"
+                f" ({', '.join(self._loaders)}), but a loop that forge does not own can have only"
+                " one. Join the loaders in one iterable with state_dict and load_state_dict, and"
+                " give that to forge.data.resumable; or use run.steps(n, first, second)."
+            )
         loops.enter_pushed()
         epoch, is_resumed = loops.epoch, loops.is_resumed
         if is_resumed:
-            # What the trainer has done to the objects since the block was entered.
+            # Again: a trainer can have changed the objects since the block was entered.
             self._boundary.put_back()
             assert loops.loaded is not None
             rng.restore(loops.loaded["rng"])
@@ -86,12 +95,14 @@ class PushedLoop:
         self._loops.is_in_step = False
         self._updater.settle()
 
-    def boundary(self, step: int, epoch: int, taken: int | Mapping[str, int] | None) -> bool:
+    def boundary(self, step: int, epoch: int, taken: int | None) -> bool:
         """See `Run.boundary`."""
         loops = self._loops
         misuse.check_boundary(step, loops.step, is_open=self._is_open)
-        with preflight.exits():
-            self._check_loaders(taken)
+        try:
+            self._check_loader(taken)
+        except ConfigError as error:
+            self._shutdown.give_up(error)
         self._end_step()
         loops.step, loops.due = step, None
         loops.note_epoch(epoch)
@@ -101,34 +112,42 @@ class PushedLoop:
         self._begin_step()
         return False
 
-    def _check_loaders(self, taken: int | Mapping[str, int] | None) -> None:
-        """Refuse a loop that has taken other batches than it has trained on."""
+    def _check_loader(self, taken: int | None) -> None:
+        """Refuse a loop whose batches are not the ones that its loader has given out.
+
+        Raises:
+            ConfigError: Says what to do.
+        """
         if not self._loaders:
             return
-        names = list(self._loaders)
-        if taken is None or (isinstance(taken, int) and len(names) > 1):
-            form = f"{{{names[0]!r}: …}}" if len(names) > 1 else "…"
-            raise ConfigError(
-                [
-                    f"run.boundary(…, taken={taken}): expected the number of batches trained on so"
-                    f" far, of each loader given to forge.Run ({', '.join(names)}). Write"
-                    f" `run.boundary(step, taken={form})`, with the loop's own count."
-                ],
-                "The training loop",
+        ((name, one),) = self._loaders.items()
+        problem = ""
+        if taken is None:
+            problem = (
+                f"run.boundary(step): `taken` is missing, since forge.Run has the loader `{name}`:"
+                " the number of batches trained on so far, as the loop itself counts them."
             )
-        used = taken if isinstance(taken, Mapping) else {names[0]: taken}
-        for name, one in self._loaders.items():
-            if used.get(name) != one.taken:
-                raise ConfigError(
-                    [
-                        f"{name}: the loop has trained on {used.get(name)} batches, but has taken"
-                        f" {one.taken} from forge.data.resumable. It reads ahead, so a resume would"
-                        " lose the batches in between: wrap the loader that it reads inside (of"
-                        " Accelerate: `base_dataloader`), or switch the reading ahead off."
-                    ],
-                    "The training loop",
-                )
-            one.check(f"the loader `{name}`")
+        elif taken > one.taken:
+            problem = (
+                f"{name}: the loop has trained on {taken} batches, but has taken only {one.taken}"
+                " from forge.data.resumable: iterate over the object that forge.Run got, and count"
+                " batches, not samples."
+            )
+        elif taken < one.taken:
+            problem = (
+                f"{name}: the loop has trained on {taken} of the {one.taken} batches that it has"
+                " taken from forge.data.resumable. If it reads ahead, a resume would lose the"
+                " batches in between: switch reading ahead off, or wrap only the innermost loader"
+                " in forge.data.resumable (for Accelerate `prepared.base_dataloader`)."
+            )
+        elif one.has_left:
+            problem = (
+                f"{name}: the loop has left a pass before its last batch, so a resume could not"
+                f" tell whether to continue that pass. Call `{name}.end_pass()` after the `break`."
+            )
+        if problem:
+            raise ConfigError([problem], "The training loop")
+        one.check(f"the loader `{name}`")
 
     def end(self, reason: str) -> None:
         """See `Run.end_loop`."""

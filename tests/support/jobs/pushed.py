@@ -1,12 +1,16 @@
 """A trainer that owns its loop, and calls `run.boundary` between two steps.
 
 Drop-out, accumulated gradients, a plateau schedule on the mean of an epoch, and data that draws.
-With `reads_ahead` it takes the next batch before it trains on this one.
+With `reads_ahead` it takes the next batch before it trains on this one; with `limit` it leaves each
+pass after so many batches.
 """
+
+import json
 
 import torch
 from bench import DATA, play, play_arguments
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 import forge
 
@@ -48,9 +52,29 @@ def ahead(loader):
         now = coming
 
 
+def left_of(loader, limit, counters):
+    """The batches of this epoch that are left, after a resume too."""
+    if len(counters.losses) < limit:
+        for batch in loader:
+            yield batch
+            if len(counters.losses) == limit:
+                return
+
+
+LOADERS = {
+    "plain": DataLoader,
+    "stateful": StatefulDataLoader,
+    "distributed": lambda data, *_, **__: DataLoader(
+        data, 5, sampler=DistributedSampler(data, num_replicas=1, rank=0, seed=3)
+    ),
+    "list": lambda *_, **__: [DATA[i : i + 5] for i in range(0, 50, 5)],
+}
+
+
 def trainer(bench):
     counters, spec = Counters(), bench.spec
-    loader = DataLoader(Drawing(), 5, shuffle=True, num_workers=spec.get("workers", 0))
+    make = LOADERS[spec.get("kind", "plain")]
+    loader = make(Drawing(), 5, shuffle=True, num_workers=spec.get("workers", 0))
     loader = forge.data.resumable(loader)
     schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(bench.optimizer, patience=0)
     with bench.run(trainer=counters, loader=loader, schedule=schedule) as run:
@@ -61,9 +85,13 @@ def trainer(bench):
 
         bench.optimizer.zero_grad()  # as Lightning does, after everything was restored
         start = run.begin()
-        (bench.directory / "starts.txt").open("a").write(f"{[*start]}\n")
+        with (bench.directory / "starts.txt").open("a") as file:
+            file.write(json.dumps(start) + "\n")
+        limit = spec.get("limit", 1000)
         while not start.is_finished and counters.epoch < EPOCHS:
-            for x, y in ahead(loader) if spec.get("reads_ahead") else loader:
+            for x, y in (
+                ahead(loader) if spec.get("reads_ahead") else left_of(loader, limit, counters)
+            ):
                 bench.reach(f"step {counters.batches}")
                 loss = (bench.model(x) - y).square().mean()
                 was_bad = bench.directory / "was_bad"
@@ -86,6 +114,8 @@ def trainer(bench):
                     return
                 if counters.batches == spec.get("finish_at"):
                     run.finish("good enough")
+            if "limit" in spec and not spec.get("forgets"):
+                loader.end_pass()
             schedule.step(sum(counters.losses) / len(counters.losses))
             counters.losses = []
             counters.epoch += 1

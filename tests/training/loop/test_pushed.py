@@ -1,11 +1,13 @@
 """A loop that forge does not own calls `run.boundary`, and ends with the same bits all the same."""
 
 import itertools
+import json
 import random
 
 import pytest
 import torch
 from harness import assert_same_run
+from nan_trainer import outliving
 from ranked import RankedJob
 from torch.utils.data import DataLoader
 
@@ -23,11 +25,12 @@ STRIKES = [
         strict=False,
     )
 ]
+KINDS = ("stateful", "distributed", "list")
 CODES = {"TERM": 143, "KILL": -9, "USR1": 75}
 
 
 def starts(job):
-    return [eval(line) for line in (job.directory / "starts.txt").read_text().splitlines()]
+    return [json.loads(line) for line in (job.directory / "starts.txt").read_text().splitlines()]
 
 
 @pytest.mark.parametrize(
@@ -58,14 +61,35 @@ def test_a_loader_that_reads_ahead_is_refused_at_the_first_boundary(tmp_path, ma
     """The batch in between would be lost at each resume."""
     job = make_job(tmp_path / "job", reads_ahead=True, **SPEC)
     assert job.run() == 78
-    assert "loader: the loop has trained on 1 batches, but has taken 2" in job.output
-    assert "trained on 2" not in job.output
+    assert "loader: the loop has trained on 1 of the 2 batches that it has taken" in job.output
+    assert job.history.attempts[0].events[-1]["kind"] == "error"
 
 
-def test_workers_are_placed_too(tmp_path, make_job, undisturbed):
-    job = make_job(tmp_path / "job", workers=2, kill_at={"step 17": "TERM"}, **SPEC)
+@pytest.mark.parametrize("place", ["step 17", "end 20"])
+@pytest.mark.parametrize("spec", [{"workers": 2}, *({"kind": k} for k in KINDS)], ids=str)
+def test_other_loaders_have_their_place_too(spec, place, tmp_path, make_job, undisturbed):
+    """Inside a pass, and after its last batch."""
+    job = make_job(tmp_path / "job", kill_at={place: "TERM"}, **spec, **SPEC)
     job.run_to_end(143)
-    assert_same_run(job, undisturbed(workers=2, **SPEC))
+    assert_same_run(job, undisturbed(**spec, **SPEC))
+
+
+@pytest.mark.parametrize("place", ["step 6", "end 7", "step 7", "end 14"])
+@pytest.mark.parametrize("kind", ["plain", "stateful"])
+def test_a_pass_that_is_left_early_is_ended_by_the_loop(
+    kind, place, tmp_path, make_job, undisturbed
+):
+    """After a resume too: the loader cannot know whether the loop wants more of the pass."""
+    spec = SPEC | {"kind": kind, "limit": 7}
+    job = make_job(tmp_path / "job", kill_at={place: "TERM"}, **spec)
+    job.run_to_end(143)
+    assert_same_run(job, undisturbed(**spec))
+
+
+def test_a_pass_that_is_left_without_a_word_is_refused(tmp_path, make_job):
+    job = make_job(tmp_path / "job", limit=7, forgets=True, **SPEC)
+    assert job.run() == 78
+    assert "Call `loader.end_pass()` after the `break`" in job.output
 
 
 def test_a_rollback_is_done_by_the_next_start(tmp_path, make_job):
@@ -125,14 +149,31 @@ def test_calls_that_cannot_be_meant_say_what_to_do(run):
         for step in (0, True, 1.5):
             with pytest.raises(forge.ForgeError, match="expected the number of steps done"):
                 one.boundary(step, taken=0)
-        with pytest.raises(forge.Exit, match=r"of each loader given to forge.Run \(loader\)"):
-            one.boundary(1)
         next(iter(loader))
         assert one.boundary(1, taken=1) is False
         with pytest.raises(forge.ForgeError, match="inside a step"):
             one.steps(3)
         one.end_loop("enough")
         one.end_loop("harmless")
+
+
+@pytest.mark.parametrize(("taken", "message"), [(None, "`taken` is missing"), (1, "taken only 0")])
+def test_a_loop_with_a_loader_counts_the_batches_that_it_took(run, taken, message):
+    loader = forge.data.resumable(DataLoader(torch.arange(6.0), 2))
+
+    def train():
+        with outliving(), run(loader=loader) as one:
+            one.begin()
+            one.boundary(1, taken=taken)
+
+    with pytest.raises(forge.Exit, match=message):
+        train()
+
+
+def test_two_loaders_are_refused(run):
+    loaders = [forge.data.resumable([1, 2]) for _ in range(2)]
+    with run(loaders=loaders) as one, pytest.raises(forge.ForgeError, match="can have only one"):
+        one.begin()
 
 
 def test_a_loop_cannot_become_one_of_the_other_kind(run):
