@@ -41,6 +41,7 @@ from forge.training.loop.steps import Steps
 from forge.training.nan.nan_policy import NanPolicy, RateScale
 from forge.training.nan.update import Updater
 from forge.training.optimizer_steps import OptimizerSteps
+from forge.training.parts import Parts
 from forge.training.shutdown import ENDS, Shutdown
 from forge.training.start import agreement, attempt_io, preflight
 from forge.training.start.attempt_io import AttemptIO
@@ -239,33 +240,25 @@ class Attempt:
         handler.pass_over = lambda number: number == announcement and limit.is_too_soon(due_s)
         directory.saver.expect(self._live_bytes, float(os.environ.get(SAVE_WITHIN) or math.inf))
         self._shutdown = Shutdown(self.loops, directory, handler, limit, self._health.stop)
-        self.boundary = Boundary(
-            policy,
-            self.loops,
-            self._train_state,
-            directory,
-            self._nan,
-            self._evaluations,
-            handler,
-            limit,
-            self._shutdown,
-            self._group,
+        parts = Parts(
+            policy=policy,
+            group=self._group,
+            exchange=Exchange(self._group, "boundaries"),
+            loops=self.loops,
+            train_state=self._train_state,
+            directory=directory,
+            nan=self._nan,
+            updater=self._updater,
+            evaluations=self._evaluations,
+            handler=handler,
+            limit=limit,
+            shutdown=self._shutdown,
         )
-        self._steps = Steps(
-            self.loops, self.boundary, self._shutdown, self._updater, directory.metrics
-        )
-        self._pushed = PushedLoop(
-            self.loops,
-            self.boundary,
-            self._shutdown,
-            self._updater,
-            directory.metrics,
-            self._live.given,
-        )
+        self.boundary = Boundary(parts)
+        self._steps = Steps(parts, self.boundary)
+        self._pushed = PushedLoop(parts, self.boundary, self._live.given)
         start = EpochStart(self.loops, self._own)
-        self._epochs = Epochs(
-            self.loops, start, self.boundary, self._steps, self._updater, directory.metrics
-        )
+        self._epochs = Epochs(parts, start, self.boundary, self._steps)
         if policy.nan.action is _ACTION.rollback or self._nan.lr_scale != 1:
             self._scales = [RateScale(self._nan, one) for one in self._live.optimizers]
         self._optimizer_steps.enter_run()

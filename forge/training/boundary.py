@@ -12,17 +12,13 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from forge import messages
-from forge.checkpoint.save.distributed_save import Exchange
-from forge.config.schema import NanAction, Policy
+from forge.config.schema import NanAction
 from forge.data.position import Position
 from forge.errors import RankLost
 from forge.group import distributed
 from forge.group.facts import FailureReport, FinishRequest, SaveRequest, StopRequest
-from forge.group.group import Coordinator
 from forge.process import sections
 from forge.process.progress import Phase
-from forge.process.time_limit import TimeLimit
-from forge.shutdown.signal_handler import ShutdownHandler
 from forge.training.decide import (
     Decision,
     Finish,
@@ -35,74 +31,45 @@ from forge.training.decide import (
     decide,
 )
 from forge.training.loop import fault_injection, trace_recorder
-from forge.training.loop.evaluations import Evaluations
 from forge.training.loop.loop_lengths import LoopLengths
-from forge.training.loop.loop_state import EpochPhase, LoopState
+from forge.training.loop.loop_state import EpochPhase
 from forge.training.loop.snapshot_holder import SnapshotHolder
 from forge.training.loop_end import LoopEnd
-from forge.training.nan.nan_policy import NanPolicy
+from forge.training.parts import Parts
 from forge.training.rollback import Rollback
 from forge.training.run_end import RunEnd
 from forge.training.saver import SaveCause
-from forge.training.shutdown import ENDS, Shutdown
+from forge.training.shutdown import ENDS
 from forge.training.start import preflight
-from forge.training.start.attempt_io import AttemptIO
-from forge.training.train_state import TrainState
 
 _ACTION: Any = NanAction
 
 
 class Boundary:
-    """Stops, saves, rolls back, evaluates or continues, between two steps.
+    """Stops, saves, rolls back, evaluates or continues, between two steps."""
 
-    Args:
-        policy: The policy of the run.
-        loops: The current step and loop.
-        train_state: Captures the state to save.
-        directory: Where the state is saved.
-        nan: Decides what follows a bad step.
-        evaluations: Functions of `run.every`.
-        handler: Receives the signals.
-        limit: Knows whether another step fits into the time limit.
-        shutdown: Ends the attempt.
-        group: All ranks; they do the same at the same boundary.
-    """
-
-    def __init__(
-        self,
-        policy: Policy,
-        loops: LoopState,
-        train_state: TrainState,
-        directory: AttemptIO,
-        nan: NanPolicy,
-        evaluations: Evaluations,
-        handler: ShutdownHandler,
-        limit: TimeLimit,
-        shutdown: Shutdown,
-        group: Coordinator,
-    ) -> None:
-        self._policy = policy
-        self._loops = loops
-        self._train_state = train_state
-        self._directory = directory
-        self._saver = directory.saver
-        self._nan = nan
-        self._evaluations = evaluations
-        self._handler = handler
-        self._limit = limit
-        self._shutdown = shutdown
-        self._group = group
-        self.is_alone = group.size == 1
-        self._rollback = Rollback(policy.nan, loops, train_state, directory, nan, shutdown)
-        self._exchange = Exchange(group, "boundaries")
+    def __init__(self, parts: Parts) -> None:
+        self._policy = parts.policy
+        self._loops = parts.loops
+        self._train_state = parts.train_state
+        self._directory = parts.directory
+        self._saver = parts.directory.saver
+        self._nan = parts.nan
+        self._evaluations = parts.evaluations
+        self._handler = parts.handler
+        self._limit = parts.limit
+        self._shutdown = parts.shutdown
+        self._group = parts.group
+        self.is_alone = parts.group.size == 1
+        self._rollback = Rollback(parts)
+        self._exchange = parts.exchange
         self._visits = 0  # boundaries reached so far
         self._pinned: int | None = None
         """The step of the checkpoint that was pinned last."""
-        self._end = LoopEnd(group, self._exchange, shutdown, loops, nan)
-        self.run_end = RunEnd(group, loops, train_state, directory, handler, shutdown)
-        self.lengths = LoopLengths(self._exchange, shutdown)
-        parts = (group, self._exchange, self._saver, loops, train_state, shutdown)
-        self._snapshots = SnapshotHolder(*parts, lambda: self.is_stopping)
+        self._end = LoopEnd(parts)
+        self.run_end = RunEnd(parts)
+        self.lengths = LoopLengths(parts)
+        self._snapshots = SnapshotHolder(parts, lambda: self.is_stopping)
         self._after_s = math.inf  # seconds that the code after a pass took last time
         self._after_began: float | None = None
         self._watching, self._after = contextlib.ExitStack(), contextlib.ExitStack()

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from forge.checkpoint.save.distributed_save import Exchange
 from forge.errors import ForgeError
 from forge.group import facts
 from forge.group.facts import Consensus, FinishRequest
-from forge.group.group import Coordinator
 from forge.training import misuse
-from forge.training.loop.loop_state import LoopState
-from forge.training.nan.nan_policy import NanPolicy
-from forge.training.shutdown import ENDS, Shutdown
+from forge.training.parts import Parts
+from forge.training.shutdown import ENDS
 
 
 class LoopEnd:
@@ -22,28 +19,14 @@ class LoopEnd:
     number of steps of a training must not depend on the clock. So ranks exchange a request to
     finish where all of them meet: after functions of `run.every`, and after the code that follows
     a pass.
-
-    Args:
-        group: The ranks.
-        exchange: Exchanges values at a boundary.
-        shutdown: Ends the attempt if a rank is lost.
-        loops: The current step and loop.
-        nan: Counts rollbacks, which cancel earlier requests.
     """
 
-    def __init__(
-        self,
-        group: Coordinator,
-        exchange: Exchange,
-        shutdown: Shutdown,
-        loops: LoopState,
-        nan: NanPolicy,
-    ) -> None:
-        self._group = group
-        self._exchange = exchange
-        self._shutdown = shutdown
-        self._loops = loops
-        self._nan = nan
+    def __init__(self, parts: Parts) -> None:
+        self._group = parts.group
+        self._exchange = parts.exchange
+        self._shutdown = parts.shutdown
+        self._loops = parts.loops
+        self._nan = parts.nan
         self._own: FinishRequest | None = None
         self._known: FinishRequest | None = None
 

@@ -6,48 +6,26 @@ from typing import NoReturn
 
 from forge import messages
 from forge.checkpoint import Checkpoint
-from forge.config.schema import NanConfig
 from forge.data.position import Position
 from forge.process import sections
 from forge.process.progress import Phase
 from forge.state import rng
 from forge.training.decide import Halt
-from forge.training.loop.loop_state import LoopState
-from forge.training.nan.nan_policy import NanPolicy
+from forge.training.parts import Parts
 from forge.training.saver import SaveCause
-from forge.training.shutdown import Shutdown
-from forge.training.start.attempt_io import AttemptIO
-from forge.training.train_state import TrainState
 
 
 class Rollback:
-    """Rolls back, configured by `nan.rollback`.
+    """Rolls back, configured by `nan.rollback`."""
 
-    Args:
-        config: The config of the NaN policy.
-        loops: The current step and loop.
-        train_state: The state to load into.
-        directory: Where checkpoints are loaded from.
-        nan: Counts the rollbacks.
-        shutdown: Ends the attempt.
-    """
-
-    def __init__(
-        self,
-        config: NanConfig,
-        loops: LoopState,
-        train_state: TrainState,
-        directory: AttemptIO,
-        nan: NanPolicy,
-        shutdown: Shutdown,
-    ) -> None:
-        self._config = config.rollback
-        self._loops = loops
-        self._train_state = train_state
-        self._directory = directory
-        self._saver = directory.saver
-        self._nan = nan
-        self._shutdown = shutdown
+    def __init__(self, parts: Parts) -> None:
+        self._config = parts.policy.nan.rollback
+        self._loops = parts.loops
+        self._train_state = parts.train_state
+        self._directory = parts.directory
+        self._saver = parts.directory.saver
+        self._nan = parts.nan
+        self._shutdown = parts.shutdown
 
     def do(self, position: Position | None, first_bad: int) -> None:
         """Go back to the newest good checkpoint far enough before the first bad step."""

@@ -17,46 +17,24 @@ from forge.checkpoint.save.distributed_save import Exchange
 from forge.checkpoint.save.staging_pool import Snapshot
 from forge.group import facts
 from forge.group.facts import StopRequest
-from forge.group.group import Coordinator
-from forge.shutdown.signal_handler import ShutdownHandler
-from forge.training.loop.loop_state import LoopState
+from forge.training.parts import Parts
 from forge.training.saver import SaveCause
-from forge.training.shutdown import Shutdown
-from forge.training.start.attempt_io import AttemptIO
-from forge.training.train_state import TrainState
 
 _ALL_S = 300.0
 """Largest delay between ranks, in seconds, at a call that all ranks have to make."""
 
 
 class RunEnd:
-    """Saves and marks the end of an attempt.
+    """Saves and marks the end of an attempt."""
 
-    Args:
-        group: The ranks.
-        loops: The current step and loop.
-        train_state: The state to save.
-        directory: Where it is saved.
-        handler: Handles the signals.
-        shutdown: Ends the attempt at a stop.
-    """
-
-    def __init__(
-        self,
-        group: Coordinator,
-        loops: LoopState,
-        train_state: TrainState,
-        directory: AttemptIO,
-        handler: ShutdownHandler,
-        shutdown: Shutdown,
-    ) -> None:
-        self._exchange = Exchange(group, "the end")
-        self._loops = loops
-        self._train_state = train_state
-        self._saver = directory.saver
-        self._store = directory.store
-        self._handler = handler
-        self._shutdown = shutdown
+    def __init__(self, parts: Parts) -> None:
+        self._exchange = Exchange(parts.group, "the end")
+        self._loops = parts.loops
+        self._train_state = parts.train_state
+        self._saver = parts.directory.saver
+        self._store = parts.directory.store
+        self._handler = parts.handler
+        self._shutdown = parts.shutdown
         self._kept: Snapshot | None = None
         """A copy of the state at the time when a break left the loop."""
         self._fingerprint = ""

@@ -27,30 +27,21 @@ from forge.training import misuse
 from forge.training.boundary import Boundary
 from forge.training.loop import step_limit
 from forge.training.loop.epoch_start import EpochStart
-from forge.training.loop.loop_state import EpochPhase, EpochPosition, LoopState
+from forge.training.loop.loop_state import EpochPhase, EpochPosition
 from forge.training.loop.steps import Steps, close
-from forge.training.metrics import Metrics
-from forge.training.nan.update import Updater
+from forge.training.parts import Parts
 
 
 class Epochs:
     """The loop over `run.epochs`, and the pass of the current epoch."""
 
-    def __init__(
-        self,
-        loops: LoopState,
-        start: EpochStart,
-        boundary: Boundary,
-        steps: Steps,
-        updater: Updater,
-        metrics: Metrics,
-    ) -> None:
-        self._loops = loops
+    def __init__(self, parts: Parts, start: EpochStart, boundary: Boundary, steps: Steps) -> None:
+        self._loops = parts.loops
         self._start = start
         self._boundary = boundary
         self._steps = steps
-        self._updater = updater
-        self._metrics = metrics
+        self._updater = parts.updater
+        self._metrics = parts.directory.metrics
         self._last: weakref.ref[Generator[int, None, None]] | None = None
         self._pass: weakref.ref[Generator[tuple[int, Any], None, None]] | None = None
         self._is_pass_due = False

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 
-from forge.checkpoint.save.distributed_save import Exchange
 from forge.errors import ConfigError, RankLost
-from forge.training.shutdown import ENDS, Shutdown
+from forge.training.parts import Parts
+from forge.training.shutdown import ENDS
 
 _REMEDY = (
     "Every rank needs the same number of batches: share the samples by a"
@@ -25,16 +25,11 @@ _LEFT_S = 30.0
 
 
 class LoopLengths:
-    """Compares the lengths of the ranks' loops and passes.
+    """Compares the lengths of the ranks' loops and passes."""
 
-    Args:
-        exchange: Exchanges values between ranks.
-        shutdown: Ends the attempt if the lengths differ.
-    """
-
-    def __init__(self, exchange: Exchange, shutdown: Shutdown) -> None:
-        self._exchange = exchange
-        self._shutdown = shutdown
+    def __init__(self, parts: Parts) -> None:
+        self._exchange = parts.exchange
+        self._shutdown = parts.shutdown
         self._is_known = True
 
     def check_count(self, call: str, n: float) -> None:

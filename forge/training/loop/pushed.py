@@ -11,10 +11,7 @@ from forge.errors import ConfigError, ForgeError
 from forge.state import rng
 from forge.training import misuse
 from forge.training.boundary import Boundary
-from forge.training.loop.loop_state import LoopState
-from forge.training.metrics import Metrics
-from forge.training.nan.update import Updater
-from forge.training.shutdown import Shutdown
+from forge.training.parts import Parts
 
 
 class Start(NamedTuple):
@@ -33,20 +30,12 @@ class Start(NamedTuple):
 class PushedLoop:
     """The loop between `Run.begin` and `Run.end_loop`."""
 
-    def __init__(
-        self,
-        loops: LoopState,
-        boundary: Boundary,
-        shutdown: Shutdown,
-        updater: Updater,
-        metrics: Metrics,
-        objects: Mapping[str, Any],
-    ) -> None:
-        self._loops = loops
+    def __init__(self, parts: Parts, boundary: Boundary, objects: Mapping[str, Any]) -> None:
+        self._loops = parts.loops
         self._boundary = boundary
-        self._shutdown = shutdown
-        self._updater = updater
-        self._metrics = metrics
+        self._shutdown = parts.shutdown
+        self._updater = parts.updater
+        self._metrics = parts.directory.metrics
         self._loaders = {n: one for n, one in objects.items() if isinstance(one, Resumable)}
         self._is_open = False
 

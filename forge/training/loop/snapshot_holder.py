@@ -14,15 +14,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from forge import messages
-from forge.checkpoint.save.distributed_save import Exchange
 from forge.errors import RankLost
 from forge.group.facts import StopRequest
-from forge.group.group import Coordinator
-from forge.training.loop.loop_state import LoopState
 from forge.training.loop.pending_snapshot import PendingSnapshot
-from forge.training.saver import Saver
-from forge.training.shutdown import ENDS, Shutdown
-from forge.training.train_state import TrainState
+from forge.training.parts import Parts
+from forge.training.shutdown import ENDS
 
 _COPIES = 10
 """A boundary is held if its functions take at least as long as this many copies of the state."""
@@ -35,36 +31,17 @@ _LOOK_S = 0.02
 
 
 class SnapshotHolder:
-    """Holds the boundaries of a run, one at a time.
+    """Holds the boundaries of a run, one at a time."""
 
-    Args:
-        group: The ranks.
-        exchange: Exchanges values at a boundary.
-        saver: Copies the state.
-        loops: The current step and loop.
-        train_state: The state to hold.
-        shutdown: Ends the attempt at a stop.
-        is_stopping: Whether this process knows of a stop.
-    """
-
-    def __init__(
-        self,
-        group: Coordinator,
-        exchange: Exchange,
-        saver: Saver,
-        loops: LoopState,
-        train_state: TrainState,
-        shutdown: Shutdown,
-        is_stopping: Callable[[], bool],
-    ) -> None:
-        self._group = group
-        self._exchange = exchange
-        self._saver = saver
-        self._loops = loops
-        self._train_state = train_state
-        self._shutdown = shutdown
+    def __init__(self, parts: Parts, is_stopping: Callable[[], bool]) -> None:
+        self._group = parts.group
+        self._exchange = parts.exchange
+        self._saver = parts.directory.saver
+        self._loops = parts.loops
+        self._train_state = parts.train_state
+        self._shutdown = parts.shutdown
         self._is_stopping = is_stopping
-        self._is_alone = group.size == 1
+        self._is_alone = parts.group.size == 1
         self._hold_s = 0.0
         """Seconds that the last copy took."""
         self._boundary = self._asked = 0

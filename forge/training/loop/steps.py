@@ -14,10 +14,8 @@ from forge.state import rng
 from forge.training import misuse
 from forge.training.boundary import Boundary
 from forge.training.loop import step_limit, trace_recorder
-from forge.training.loop.loop_state import LoopState
-from forge.training.metrics import Metrics
-from forge.training.nan.update import Updater
-from forge.training.shutdown import ENDS, Shutdown
+from forge.training.parts import Parts
+from forge.training.shutdown import ENDS
 
 NESTED = (
     "run.steps() was called inside a step of another run.steps. For a second source of batches use"
@@ -50,19 +48,12 @@ def close(one: weakref.ref[Generator[Any, None, None]] | None) -> None:
 class Steps:
     """The loops of one attempt, one after the other."""
 
-    def __init__(
-        self,
-        loops: LoopState,
-        boundary: Boundary,
-        shutdown: Shutdown,
-        updater: Updater,
-        metrics: Metrics,
-    ) -> None:
-        self._loops = loops
+    def __init__(self, parts: Parts, boundary: Boundary) -> None:
+        self._loops = parts.loops
         self._boundary = boundary
-        self._shutdown = shutdown
-        self._updater = updater
-        self._metrics = metrics
+        self._shutdown = parts.shutdown
+        self._updater = parts.updater
+        self._metrics = parts.directory.metrics
         self._last: weakref.ref[Generator[Any, None, None]] | None = None
         self._repeated: tuple[Any, float, int] = (None, 0, 0)
         """The last loop's loader and `n`, and the number of loops in a row over that loader."""

@@ -1,0 +1,46 @@
+"""The objects of an attempt that its loops and step boundaries use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from forge.checkpoint.save.distributed_save import Exchange
+from forge.config.schema import Policy
+from forge.group.group import Coordinator
+from forge.process.time_limit import TimeLimit
+from forge.shutdown.signal_handler import ShutdownHandler
+from forge.training.loop.evaluations import Evaluations
+from forge.training.loop.loop_state import LoopState
+from forge.training.nan.nan_policy import NanPolicy
+from forge.training.nan.update import Updater
+from forge.training.shutdown import Shutdown
+from forge.training.start.attempt_io import AttemptIO
+from forge.training.train_state import TrainState
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Made once, when an attempt has claimed its directory and loaded its checkpoint."""
+
+    policy: Policy
+    group: Coordinator
+    """All ranks; they do the same at the same boundary."""
+    exchange: Exchange
+    """Exchanges values between the ranks at a boundary."""
+    loops: LoopState
+    """The current step and loop."""
+    train_state: TrainState
+    """Captures and loads the state."""
+    directory: AttemptIO
+    """Checkpoints, metrics and the ledger."""
+    nan: NanPolicy
+    """Decides what follows a bad step."""
+    updater: Updater
+    evaluations: Evaluations
+    """The functions of `run.every`."""
+    handler: ShutdownHandler
+    """Receives the signals."""
+    limit: TimeLimit
+    """Knows whether another step fits into the time limit."""
+    shutdown: Shutdown
+    """Ends the attempt."""
