@@ -1,6 +1,6 @@
-"""Sharded state: each rank writes its own part, and any number of ranks reads the very same whole.
+"""Sharded state: each rank writes its own shards, and any number of ranks loads the same tensors.
 
-Real ranks, `jobs/shards.py`: what they hold together is compared by a digest of each whole tensor.
+The ranks are real processes (`jobs/shards.py`). The tests compare a digest of each whole tensor.
 """
 
 import json
@@ -22,7 +22,7 @@ from forge.checkpoint.format.names import files_of
 
 
 def ranks(directory, size, wrap="rows", **spec):
-    """What each of so many ranks loaded, and holds in the end."""
+    """For each rank: what it loaded, and its state at the end of the job."""
     job = RankedJob(directory, size, script="shards.py", wrap=wrap, **spec)
     codes = job.run()
     assert codes == [0] * size, job.output
@@ -34,7 +34,7 @@ def ranks(directory, size, wrap="rows", **spec):
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """A checkpoint of four ranks, and what it holds."""
+    """The directory of a job of four ranks with one checkpoint, and the digests of its tensors."""
     directory = tmp_path_factory.mktemp("saved")
     return directory, ranks(directory, 4, steps=3, save=1)[0]["all"]
 
@@ -48,7 +48,7 @@ def copied(saved, tmp_path):
     "size", [*(pytest.param(size, marks=pytest.mark.proofs) for size in (4, 2, 1)), 3]
 )
 def test_any_number_of_ranks_has_the_same_whole(size, saved, tmp_path):
-    """In place, with a fresh optimizer; and saved again by these, it is the same to four."""
+    """In place, with a fresh optimizer; after another save, four ranks load the same again."""
     directory = copied(saved, tmp_path)
     found = ranks(directory, size, seed=1, save=2)
     for rank, one in enumerate(found):
@@ -63,7 +63,7 @@ def test_any_number_of_ranks_has_the_same_whole(size, saved, tmp_path):
 
 @pytest.mark.parametrize("wrap", ["rows", "replicas", "plain"])
 def test_what_no_other_rank_can_have_is_not_compared(wrap, tmp_path):
-    """A digest of each shard would cost as much as that of a whole model, and find nothing."""
+    """Digests of the shards would cost as much as for a whole model, and find no duplicates."""
     for one in ranks(tmp_path, 2, wrap, save=1):
         names = [name for name in one["compared"] if name.endswith("weight")]
         assert bool(names) == (wrap != "rows")
@@ -71,7 +71,7 @@ def test_what_no_other_rank_can_have_is_not_compared(wrap, tmp_path):
 
 
 def test_an_optimizer_whose_state_is_of_another_kind_is_the_same_too(tmp_path):
-    """Momentum alone, without a counter of steps."""
+    """SGD has momentum, but no step counter."""
     whole = ranks(tmp_path, 3, steps=2, save=1, optimizer="SGD")[0]["all"]
     assert ranks(tmp_path, 2, seed=1, optimizer="SGD")[0]["all"] == whole
 
@@ -87,7 +87,7 @@ def test_an_optimizer_whose_state_is_of_another_kind_is_the_same_too(tmp_path):
     ],
 )
 def test_however_it_is_sharded_the_whole_is_the_same(size, wrap, saved, tmp_path):
-    """Rows become columns, shards become a plain model, and back: only boxes are compared."""
+    """Rows become columns, shards become a plain model, and back: only slices are matched."""
     directory = copied(saved, tmp_path)
     for one in ranks(directory, size, wrap, seed=1, save=2):
         assert one["all"] == saved[1]
@@ -97,7 +97,7 @@ def test_however_it_is_sharded_the_whole_is_the_same(size, wrap, saved, tmp_path
 
 
 def test_a_rank_opens_the_files_that_it_needs(saved, tmp_path):
-    """Beside rank 0's, of which all have what is equal on all; else each would read everything."""
+    """Its own and that of rank 0, which has the values equal on all ranks; not the other files."""
     found = ranks(copied(saved, tmp_path), 4)
     names = [files_of(rank)[1] for rank in range(4)]
     assert [one["opened"] for one in found] == [sorted({names[0], name}) for name in names]
@@ -115,7 +115,7 @@ def test_a_rank_opens_the_files_that_it_needs(saved, tmp_path):
     ],
 )
 def test_one_damaged_shard_is_damage_for_all(harm, size, saved, tmp_path):
-    """They take the checkpoint before it, also where none of them was that rank."""
+    """All ranks take the checkpoint before it, even if fewer ranks than before load it."""
     directory = copied(saved, tmp_path)
     assert ranks(directory, 4, steps=1, save=2)[0]["step"] == 1
     hurt = directory / "checkpoints" / "step_2" / files_of(3)[1]
@@ -135,7 +135,7 @@ def test_one_damaged_shard_is_damage_for_all(harm, size, saved, tmp_path):
 
 
 def test_shards_that_leave_a_gap_are_no_checkpoint(saved, tmp_path):
-    """A manifest that leaves ranks out, files and all, must not shrink or stretch a tensor."""
+    """A manifest that omits a rank and its files must not shrink or stretch a tensor."""
     directory = copied(saved, tmp_path)
     path = directory / "checkpoints" / "step_1"
     content = json.loads((path / manifest.NAME).read_bytes())
@@ -151,7 +151,7 @@ def test_shards_that_leave_a_gap_are_no_checkpoint(saved, tmp_path):
 
 
 def test_two_checkpoints_are_compared_by_what_they_hold_together(saved, tmp_path):
-    """Whoever has saved it: names and shapes are those of the model, and so are differences."""
+    """`forge diff` and `forge show` use names and shapes of the model, not of the shards."""
     directory = copied(saved, tmp_path)
     ranks(directory, 2, save=2)
     ranks(directory, 3, steps=1, save=3)
@@ -170,7 +170,7 @@ def test_two_checkpoints_are_compared_by_what_they_hold_together(saved, tmp_path
 
 
 def test_the_lines_of_the_page_put_shards_together(saved, tmp_path, monkeypatch):
-    """Whoever has the weights must not need us, however many ranks have trained them."""
+    """Users must be able to read their weights without forge, whatever the number of ranks was."""
     monkeypatch.chdir(copied(saved, tmp_path))
     found = {}
     for block in readme.blocks("python", ROOT / "docs/how-to/inspect.md"):
@@ -186,7 +186,7 @@ def test_the_lines_of_the_page_put_shards_together(saved, tmp_path, monkeypatch)
 
 @pytest.mark.skipif(not IS_QUICK, reason="nothing is forked")
 def test_its_ranks_are_forked_with_what_they_import(tmp_path):
-    """In a process of pytest-xdist, too: each would take ten times as long otherwise."""
+    """Under pytest-xdist, too: otherwise each rank would take ten times as long to start."""
     path = tmp_path / "modules"
     program = f"import sys; open({str(path)!r}, 'w').write(' '.join(sys.modules))"
     assert warm.Popen([sys.executable, "-c", program], is_sharded=True).wait() == 0

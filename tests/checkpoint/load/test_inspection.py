@@ -1,4 +1,4 @@
-"""Checkpoints are looked at from outside: by forge.load, by `forge show`, and without forge."""
+"""Checkpoints read from outside a job: by `forge.load`, by `forge show`, and without forge."""
 
 import itertools
 import os
@@ -30,7 +30,7 @@ def flip(path, where=-8):
 
 
 def contents(folder):
-    """Everything below, with the times at which it was changed."""
+    """All files and folders below `folder`, each with its modification time and mode."""
     paths = [folder, *folder.rglob("*")]
     return {path: (path.lstat().st_mtime_ns, path.lstat().st_mode) for path in paths}
 
@@ -46,7 +46,7 @@ def trained(store, commit):
     ("where", "step"), [(".", 10), ("latest", 10), ("step_2", 2), ("step_10/../step_1", 1)]
 )
 def test_a_checkpoint_or_the_newest_of_a_directory_is_loaded(where, step, trained, state_of):
-    """By the name that people have at hand."""
+    """A user can pass a directory of checkpoints, its `latest` link, or one checkpoint."""
     found = forge.load(trained / where)
     assert found.path == trained.resolve() / f"step_{step}"
     assert found.manifest.step == step
@@ -55,14 +55,14 @@ def test_a_checkpoint_or_the_newest_of_a_directory_is_loaded(where, step, traine
 
 
 def test_a_copy_of_another_name_is_loaded(trained, tmp_path):
-    """The best one was copied to where it is served from."""
+    """A user has copied the best checkpoint to another place."""
     (trained / "step_2").rename(tmp_path / "best")
     assert forge.load(str(tmp_path / "best")).manifest.step == 2
 
 
 @pytest.mark.parametrize("name", ["checkpoints", "here", None])
 def test_of_a_job_the_checkpoints_are_found(name, open_store, commit, tmp_path):
-    """Its config says where they are; without one (plain submitit) there is only one place."""
+    """The job's config has `checkpoint.dir`; without a config (plain submitit) forge searches."""
     job = tmp_path / "job"
     (job / ".forge").mkdir(parents=True)
     if name:
@@ -76,7 +76,7 @@ def test_of_a_job_the_checkpoints_are_found(name, open_store, commit, tmp_path):
 
 
 def test_nothing_is_claimed_or_written(trained, store, commit):
-    """A job is running there: the fixture's store holds the directory's lock."""
+    """A job can be running in the directory: here the fixture's store has its lock."""
     before = contents(trained)
     forge.load(trained)
     assert contents(trained) == before
@@ -97,7 +97,7 @@ def test_a_directory_that_one_may_only_read_is_enough(trained):
 
 
 def load_as(uid, path):
-    """As that user: the step that is loaded, and whether the directory could have been written."""
+    """The step that user `uid` loads, and whether the user can write to the directory."""
     code = (
         "import os, sys; sys.path.insert(0, sys.argv[1])\n"
         "import forge; forge.load; os.setuid(int(sys.argv[3]))\n"
@@ -110,7 +110,7 @@ def load_as(uid, path):
 
 
 def test_a_newest_that_is_damaged_is_passed_over_and_told(trained, caplog):
-    """As a resume would."""
+    """`forge.load` skips a damaged checkpoint as a resume does."""
     flip(trained / "step_10" / TENSORS)
     assert forge.load(trained).manifest.step == 2
     assert re.search(r"Skipped .*step_10: tensors.*CRC-32", caplog.text)
@@ -134,7 +134,7 @@ def test_damage_is_an_error_that_names_the_file(harm, complaint, trained):
 
 
 def test_what_verifies_less_sees_less(trained, state_of):
-    """`size` lets a flipped bit through, no file of another size; `none` only what can be read."""
+    """`size` finds only a file of another size; `none` finds only damage that prevents reading."""
     step = trained / "step_2"
     flip(step / TENSORS)
     for verify in ("size", "none"):
@@ -153,7 +153,7 @@ def test_an_unknown_verify_is_refused(trained):
 
 
 def test_of_damaged_checkpoints_alone_each_is_named(trained):
-    """Not only the last one that was tried."""
+    """The error names all damaged checkpoints, not only the last one."""
     for step in (1, 2, 10):
         flip(trained / f"step_{step}" / STATE, 3)
     with pytest.raises(DamagedCheckpoint) as error:
@@ -182,7 +182,7 @@ NOTHING = {
 
 @pytest.mark.parametrize("case", NOTHING)
 def test_where_there_is_no_checkpoint_the_error_says_what_there_is(case, tmp_path):
-    """And what would have been one."""
+    """The error names the path, and what was expected there."""
     make, complaint = NOTHING[case]
     path = make(tmp_path)
     with pytest.raises(CheckpointError) as error:
@@ -192,7 +192,7 @@ def test_where_there_is_no_checkpoint_the_error_says_what_there_is(case, tmp_pat
 
 
 def test_loading_goes_on_while_the_job_removes_what_is_old(trained, open_store, commit, tmp_path):
-    """A running job keeps few; one that vanishes while it is read is no error."""
+    """A running job removes old checkpoints; if one vanishes during a load, a newer one loads."""
     busy = open_store(tmp_path / "busy", keep_last=1)
     commit(busy, 0)
     loaded, may_commit, is_done = [0], threading.Semaphore(0), threading.Event()
@@ -211,7 +211,7 @@ def test_loading_goes_on_while_the_job_removes_what_is_old(trained, open_store, 
         while loaded[-1] < 60:
             while may_commit.acquire(blocking=False):
                 pass
-            may_commit.release(3)  # with the one in flight less than there are looks
+            may_commit.release(3)  # with the commit in progress fewer than the tries of a load
             loaded.append(forge.load(busy.directory).manifest.step)
     finally:
         is_done.set()
@@ -229,7 +229,7 @@ def snippet():
 
 
 def run_snippet(folder):
-    """The lines of the page, where `import forge` fails."""
+    """Run the code block of the page in a process in which `import forge` fails."""
     check = (
         "import sys; sys.modules['forge'] = None\n"
         "try: import forge\n"
@@ -246,7 +246,7 @@ def run_snippet(folder):
 
 
 def test_a_checkpoint_can_be_read_in_ten_lines_without_forge(trained):
-    """Whoever has the weights must not need us."""
+    """Users must be able to read their weights without forge."""
     assert 0 < sum(map(bool, snippet().splitlines())) <= 10
     code, shown, error = run_snippet(trained.parent)
     assert code == 0, error
@@ -255,7 +255,7 @@ def test_a_checkpoint_can_be_read_in_ten_lines_without_forge(trained):
 
 @pytest.mark.parametrize("name", [TENSORS, STATE])
 def test_those_lines_notice_damage(name, trained):
-    """They check every file against the manifest."""
+    """The code block checks every file against the manifest."""
     flip(trained / "step_10" / name)
     code, _, error = run_snippet(trained.parent)
     assert code == 1

@@ -1,4 +1,4 @@
-"""Damage, and files that change or end while they are read into live tensors."""
+"""Damaged files, and files that change or shrink while forge reads them into live tensors."""
 
 import copy
 import gc
@@ -26,7 +26,7 @@ from forge.state.registry import StateRegistry
 
 
 def test_the_older_one_is_taken_with_nothing_live_changed(small_chunks, store, monkeypatch):
-    """Wherever the bit has flipped; half a newer state below an older one would be worst."""
+    """Whichever bit is flipped, the live tensors must not get a part of the newer state."""
     older, newer, live = pair(1), pair(2), pair(3)
     save(store, older, 1)
     path = save(store, newer, 2) / TENSORS
@@ -46,7 +46,7 @@ def test_the_older_one_is_taken_with_nothing_live_changed(small_chunks, store, m
 
 
 def test_a_misfit_changes_nothing_and_damage_is_no_misfit(small_chunks, store):
-    """A flipped digit of a shape must not end the run with 'does not fit'."""
+    """A flipped bit in a shape must count as damage, not as a checkpoint that does not fit."""
     old = pair(1)
     path = save(store, old) / TENSORS
     other = StateRegistry({"model": nn.Linear(3, 3), "optimizer": adam(nn.Linear(3, 3))})
@@ -64,14 +64,14 @@ def test_a_misfit_changes_nothing_and_damage_is_no_misfit(small_chunks, store):
 
 
 def resign(path):
-    """The manifest as if the file had been written like this."""
+    """Put the checksum of the present file into the manifest."""
     manifest = json.loads((path.parent / "manifest.json").read_bytes())
     manifest["files"][path.name] = entry_of(path.read_bytes())
     rewrite_manifest(path.parent, files=manifest["files"])
 
 
 def test_a_header_of_nonsense_is_damage(small_chunks, store):
-    """With checksums that match, as a bug in a writer would leave it: no crash, no giant memory."""
+    """A bug in a writer can leave one with a valid checksum: no crash, and no huge allocation."""
     live = pair(1)
     path = save(store, live) / TENSORS
     raw = path.read_bytes()
@@ -110,7 +110,7 @@ def test_a_header_of_nonsense_is_damage(small_chunks, store):
 
 
 def test_a_header_that_changes_between_two_looks_is_damage(store, monkeypatch):
-    """What was parsed has to be what was verified."""
+    """The header that is parsed has to be the header whose checksum was verified."""
     live = pair(1)
     path = save(store, live) / TENSORS
     size, pread = path.stat().st_size, os.pread
@@ -126,7 +126,7 @@ def test_a_header_that_changes_between_two_looks_is_damage(store, monkeypatch):
 
 
 def test_a_file_that_shrinks_while_it_is_read_is_damage(small_chunks, store, monkeypatch):
-    """A mapped file would kill the process with SIGBUS."""
+    """With mmap, reading past the new end would kill the process with SIGBUS."""
     live = pair(1)
     save(store, live, 1)
     path = save(store, live, 2) / TENSORS
@@ -149,7 +149,7 @@ def test_a_file_that_shrinks_while_it_is_read_is_damage(small_chunks, store, mon
 def test_a_failure_while_live_tensors_are_filled_says_that_they_are_lost(
     small_chunks, store, monkeypatch, how
 ):
-    """Nobody may train on from half a checkpoint: code 74 ends the run."""
+    """The run ends with code 74, since the live tensors can have parts of a checkpoint."""
     live = pair(1)
     path = save(store, live) / TENSORS
     found = newest(store, live)
@@ -172,7 +172,7 @@ def test_a_failure_while_live_tensors_are_filled_says_that_they_are_lost(
 
 
 def test_short_reads_are_gone_on_with(small_chunks, store, monkeypatch):
-    """Network disks and signals cut reads anywhere."""
+    """Network file systems and signals can shorten any read."""
     preadv, rng = os.preadv, random.Random(1)
 
     def cut(fd, views, offset):
@@ -194,12 +194,12 @@ def test_short_reads_are_gone_on_with(small_chunks, store, monkeypatch):
 
 
 def test_no_file_stays_open(store):
-    """A sweep in one process loads thousands."""
+    """A sweep in one process loads thousands of checkpoints."""
     live = pair(1)
     save(store, live)
-    gc.collect()  # what earlier tests have left open
+    gc.collect()  # closes files that earlier tests left open
     num_open = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
-        newest(store, live)  # and not used: no loop of this number
+        newest(store, live)  # without a call of `fill`: the open file must be closed without it
     resume(store, live)
     assert len(os.listdir("/proc/self/fd")) == num_open

@@ -1,6 +1,7 @@
-"""Checkpoints read straight into live tensors: the same bits as by copies, nothing too early.
+"""Checkpoints read in place, into live tensors: the same bits as with copies, and not too early.
 
-One module, since all of it is one promise, for every kind of object, layout and device.
+One module, since every kind of object, layout and device has to keep the same promise, and the
+tests share the models and helpers that check it.
 """
 
 import os
@@ -21,12 +22,12 @@ from forge.config.schema import Verify
 from forge.errors import DamagedCheckpoint, StateMismatch
 from forge.state.registry import StateRegistry
 
-# -- where it goes ---------------------------------------------------------------------------------
+# -- where the bytes go ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("verify", Verify)
 def test_live_tensors_are_filled_where_they_are_and_not_before(small_chunks, open_store, verify):
-    """No second copy of the model; and until everything is verified, no change."""
+    """The load makes no second copy of the model, and changes no tensor before all is verified."""
     store = open_store(verify=verify)
     old, new = pair(1), pair(2)
     save(store, old)
@@ -37,7 +38,7 @@ def test_live_tensors_are_filled_where_they_are_and_not_before(small_chunks, ope
     assert model["0.weight"].data_ptr() == new.objects["model"][0].weight.data_ptr()
     new.load(found.state["live"], found.fill())
     assert content(new) == content(old)
-    # Counters of a module with its own way of loading, and of the optimizer, may be replaced.
+    # Counters of the optimizer, and of a module with its own loading code, can be replaced.
     large = [t for t in tensors_of(new.capture()) if t.numel() > 40]
     assert {t.data_ptr() for t in large} <= set(addresses)
 
@@ -45,7 +46,7 @@ def test_live_tensors_are_filled_where_they_are_and_not_before(small_chunks, ope
 def test_a_large_checkpoint_is_read_once_where_sizes_are_enough(
     small_chunks, open_store, monkeypatch
 ):
-    """That is what `verify=size` is for: no cache holds what is larger than the memory."""
+    """`verify=size` exists for that: a file larger than the memory is not in the page cache."""
     store = open_store(verify=Verify.size)
     save(store, pair(1))
     read, preadv = [], os.preadv
@@ -57,7 +58,7 @@ def test_a_large_checkpoint_is_read_once_where_sizes_are_enough(
 
 
 def test_a_new_optimizer_keeps_what_was_read_for_it(small_chunks, store):
-    """A copy would be a second copy of two thirds of the state."""
+    """A copy would double the memory of the optimizer's state, two thirds of the whole state."""
     old, new = pair(1), pair(2, num_steps=0)
     save(store, old)
     found = newest(store, new)
@@ -74,7 +75,7 @@ def test_a_new_optimizer_keeps_what_was_read_for_it(small_chunks, store):
 
 
 def test_large_tensors_of_odd_sizes_are_read_right_and_can_grow(store):
-    """They are read straight to where they belong, whatever their place in the file and memory."""
+    """Large tensors are read directly to their destination, at any alignment in file and memory."""
     torch.manual_seed(1)
     memory = torch.randint(256, (5 << 20,), dtype=torch.uint8)
     sizes = [3, (2 << 20) + 77, 70_001, 3, (1 << 20) + 1]
@@ -92,7 +93,7 @@ def test_large_tensors_of_odd_sizes_are_read_right_and_can_grow(store):
 
 
 class Average:
-    """Refers to the weights of a module, and to its own."""
+    """Has references to the weights of a module, and a tensor of its own."""
 
     def __init__(self, model):
         self.weights = [p.detach() for p in model.parameters()]
@@ -107,7 +108,7 @@ class Average:
 
 
 class Odd(nn.Module):
-    """Every kind of tensor that is not quite usual."""
+    """Unusual tensors: strides, dtypes, views, empty, and buffers that are not persistent."""
 
     def __init__(self):
         super().__init__()
@@ -125,7 +126,7 @@ class Odd(nn.Module):
 
 
 class OneThird(nn.Module):
-    """Loads in a way of its own."""
+    """A module with its own loading code."""
 
     def __init__(self):
         super().__init__()
@@ -192,7 +193,7 @@ def hooked():
 
 
 def swapped():
-    """A layout on disk of its own: under each key lies the value of the other."""
+    """The state dict has each value under the key of the other."""
     model = nn.ParameterDict({"a": torch.rand(30), "b": torch.rand(30)})
 
     def swap(state, prefix):
@@ -245,7 +246,7 @@ CASES = {
 
 
 class Array(nn.Module):
-    """Has state that cannot be described without its data."""
+    """A module with extra state in an array, which has no description without its data."""
 
     def __init__(self):
         super().__init__()
@@ -261,7 +262,7 @@ class Array(nn.Module):
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_same_bits_as_by_copies(small_chunks, store, case):
-    """Whatever is unusual goes the slow way; it must never go wrong."""
+    """Unusual objects take the slow path, and the result must still be the same."""
     old, new = CASES[case]
     torch.manual_seed(1)
     save(store, StateRegistry(old()))
@@ -286,7 +287,7 @@ def test_the_same_bits_as_by_copies(small_chunks, store, case):
     ids=["tied no more", "tied now", "overlap"],
 )
 def test_memory_that_is_shared_otherwise_is_a_misfit(small_chunks, store, old, new):
-    """Of two tensors that were saved one would be lost."""
+    """Loading would drop one of two saved tensors."""
     save(store, StateRegistry({"m": old()}))
     live = StateRegistry({"m": new()})
     before = content(live)
@@ -296,7 +297,7 @@ def test_memory_that_is_shared_otherwise_is_a_misfit(small_chunks, store, old, n
 
 
 def test_hooks_that_exchange_keys_lose_nothing(store):
-    """Read in place, both would get what the second of them had."""
+    """If the load wrote in place, both keys would get the value of the second one."""
     old, new = swapped(), swapped()
     save(store, StateRegistry({"m": old}))
     resume(store, StateRegistry({"m": new}))
@@ -305,7 +306,7 @@ def test_hooks_that_exchange_keys_lose_nothing(store):
 
 @pytest.mark.parametrize("kind", ["method", "class"])
 def test_who_loads_in_a_way_of_its_own_gets_memory_of_its_own(store, kind):
-    """It may compare old with new, or refuse."""
+    """The object's own code can compare the old values with the new ones, or refuse the state."""
     model = nn.Linear(3, 3)
     if kind == "method":
         model.load_state_dict = lambda state: None
@@ -322,7 +323,7 @@ def test_who_loads_in_a_way_of_its_own_gets_memory_of_its_own(store, kind):
 
 
 def test_a_device_gets_its_bytes_through_a_buffer(small_chunks, store, monkeypatch):
-    """Larger tensors than the buffer, too."""
+    """Tensors larger than the buffer arrive complete, too."""
     live = StateRegistry({"m": nn.ParameterList([torch.rand(5000), torch.rand(7, 3)])})
     path = save(store, live) / TENSORS
     entry = entry_of(path.read_bytes())
@@ -331,7 +332,7 @@ def test_a_device_gets_its_bytes_through_a_buffer(small_chunks, store, monkeypat
     copied = []
 
     def copy_bytes(target, source):
-        """As for a device: what has no address that the CPU could write to."""
+        """Replaces the copy to a device, whose memory the CPU cannot write to directly."""
         copied.append(len(source))
         target.copy_(source)
 
@@ -350,7 +351,7 @@ def test_a_device_gets_its_bytes_through_a_buffer(small_chunks, store, monkeypat
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("num_steps", [0, 1])
 def test_tensors_on_a_gpu_are_filled_where_they_are(store, num_steps):
-    """They cannot be read into directly."""
+    """The CPU cannot read a file directly into their memory."""
     torch.manual_seed(1)
     model = nn.Linear(3000, 2000).cuda()
     old = StateRegistry({"m": model, "o": adam(model)})
@@ -366,7 +367,7 @@ def test_tensors_on_a_gpu_are_filled_where_they_are(store, num_steps):
 
 
 def test_gaps_between_pieces_are_checksummed_as_well(small_chunks, tmp_path):
-    """Bytes that nobody asked for still tell whether the file is whole."""
+    """Bytes that no target needs are still part of the checksum of the file."""
     path = tmp_path / "file"
     path.write_bytes(os.urandom(20_000))
     entry = entry_of(path.read_bytes())
@@ -428,7 +429,7 @@ print((peak() - before) >> 10)
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="needs /proc")
 def test_the_peak_of_a_load_is_the_state_that_was_not_there_yet(tmp_path):
-    """A model that just fits into memory has to resume, too: 48 MiB here, its averages 96."""
+    """A model that just fits into memory has to resume: 48 MiB here, with 96 MiB of averages."""
 
     def run(way):
         command = [sys.executable, "-c", PEAK, way, str(tmp_path / "checkpoints")]

@@ -1,4 +1,4 @@
-"""A checkpoint directory that vanishes, turns read-only or is another one, under a run."""
+"""During a run the checkpoint directory vanishes, turns read-only, or is replaced."""
 
 import errno
 import json
@@ -26,7 +26,7 @@ def directory_of(store):
 
 
 def test_a_directory_that_comes_back_is_still_ours(store, commit, state_of):
-    """A network file system that was away for a minute."""
+    """As with a network file system that was unavailable for a minute."""
     directory, away = directory_of(store)
     commit(store, 1)
     directory.rename(away)
@@ -40,7 +40,7 @@ def test_a_directory_that_comes_back_is_still_ours(store, commit, state_of):
 
 
 def test_a_directory_that_was_emptied_or_made_again_is_not_written_to(store, commit):
-    """It may be the bare mount point of a file system that is away: what it got would vanish."""
+    """It can be the bare mount point of an unmounted file system: files in it would vanish."""
     directory, away = directory_of(store)
     commit(store, 1)
     directory.rename(away)
@@ -52,7 +52,7 @@ def test_a_directory_that_was_emptied_or_made_again_is_not_written_to(store, com
 
 
 def test_a_copy_put_back_is_locked_anew(store, commit, state_of):
-    """The lock is on the file that was copied: without another lock a second job would get in."""
+    """The lock was on the original file: without a new lock a second job could start."""
     directory, away = directory_of(store)
     commit(store, 1)
     directory.rename(away)
@@ -69,14 +69,14 @@ def is_locked(directory):
 
 
 def test_a_lock_file_that_was_removed_is_made_anew(store, commit):
-    """People remove files that look left over."""
+    """People delete lock files that look like leftovers."""
     (store.directory / ".lock").unlink()
     commit(store, 1)
     assert is_locked(store.directory)
 
 
 def test_a_copy_that_another_job_has_taken_is_not_written_to(hold, tmp_path, commit):  # noqa: F811
-    """While ours was away, somebody put a copy there and started a job in it."""
+    """While the directory was away, a user put a copy in its place and started a job in it."""
     ours = hold()
     directory = tmp_path / "checkpoints"
     directory.rename(tmp_path / "away")
@@ -90,7 +90,7 @@ def test_a_copy_that_another_job_has_taken_is_not_written_to(hold, tmp_path, com
 
 
 def test_a_directory_that_cannot_be_read_is_no_fresh_start(store, commit, monkeypatch):
-    """Only one in which there is nothing is."""
+    """Only an empty directory is a fresh start."""
     commit(store, 1)
 
     def failing(path):
@@ -126,7 +126,7 @@ def train(tmp_path, monkeypatch):
 
 
 def test_a_run_outlives_its_directory_for_some_saves(train, caplog):
-    """Steps go on; what could not be saved meanwhile is saved with the next save."""
+    """Training continues, and the next successful save has all changes of the failed ones."""
     run, directory, trained = train
     away = directory.with_name("away")
     run({3: lambda: directory.rename(away), 9: lambda: away.rename(directory)})
@@ -142,7 +142,7 @@ def test_a_run_outlives_its_directory_for_some_saves(train, caplog):
 
 
 def test_a_run_whose_directory_stays_away_ends_with_74(train):
-    """It would only train what it cannot keep."""
+    """The run would only train steps that it cannot save."""
     run, directory, trained = train
     with pytest.raises(forge.Exit) as exit_:
         run({3: lambda: directory.rename(directory.with_name("away"))})
@@ -151,7 +151,7 @@ def test_a_run_whose_directory_stays_away_ends_with_74(train):
 
 
 def test_a_run_whose_directory_another_job_took_ends_with_73(train):
-    """Not a failure that a retry could mend."""
+    """The other job owns the directory, so a retry cannot help."""
     run, directory, trained = train
 
     def take():
@@ -169,7 +169,7 @@ def test_a_run_whose_directory_another_job_took_ends_with_73(train):
 
 
 def test_a_halt_with_the_directory_away_still_says_why(train, monkeypatch):
-    """The code of a halt is what the next start depends on, not a missing directory."""
+    """The next start depends on the halt's exit code; a missing directory must not change it."""
     _, directory, _ = train
     policy = {"checkpoint": {"dir": str(directory)}, "nan": {"action": "halt"}}
     model = torch.nn.Linear(2, 1)
@@ -219,7 +219,7 @@ print(*sorted(path.name for path in Path(disk).glob("step_*")))
 
 
 def test_a_file_system_that_turns_read_only_and_then_goes_away_and_comes_back(tmp_path):
-    """True mounts: the kernel's own errors, at the calls that really fail."""
+    """Real mounts: the kernel raises the errors, in the system calls that really fail."""
     disk, place = tmp_path / "disk", tmp_path / "place"
     for directory in (disk, place):
         directory.mkdir()
@@ -247,4 +247,4 @@ def test_a_file_system_that_turns_read_only_and_then_goes_away_and_comes_back(tm
         (line,) = [x for x in done.stderr.splitlines() if f"save at step {step} failed" in x]
         assert f"({number} of 5 in a row)" in line
         assert error in line
-    assert list(place.iterdir()) == []  # nothing went to the bare mount point
+    assert list(place.iterdir()) == []  # nothing was written to the bare mount point

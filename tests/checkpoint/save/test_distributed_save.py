@@ -1,4 +1,4 @@
-"""One checkpoint of several ranks, each a thread here: whole, or not there."""
+"""One checkpoint of several ranks, which are threads here: it is complete or absent."""
 
 import json
 import threading
@@ -22,7 +22,7 @@ SIZE = 3
 
 
 class Values:
-    """What the ranks have given each other, under each key."""
+    """The values that the ranks exchanged, by key."""
 
     def __init__(self):
         self.given = {}
@@ -50,7 +50,7 @@ class Values:
 
 
 def on_all(do):
-    """What `do(rank)` returns or raises on each rank, at the same time."""
+    """The result or the exception of `do(rank)` for each rank; all ranks run at the same time."""
     with ThreadPoolExecutor(SIZE) as pool:
         futures = [pool.submit(do, rank) for rank in range(SIZE)]
         return [future.exception() or future.result() for future in futures]
@@ -74,7 +74,7 @@ def state_of(rank, step=1):
 
 
 def save(stores, step):
-    """Each rank saves its state of this step, in the same checkpoint."""
+    """Each rank saves its state of this step into one checkpoint."""
 
     def one(rank):
         state = state_of(rank, step)
@@ -85,7 +85,7 @@ def save(stores, step):
 
 
 def test_each_rank_reads_what_it_has_saved(stores):
-    """What is equal on all ranks is on the disk once."""
+    """A value that is equal on all ranks is on disk once."""
     assert save(stores, 1) == ["step_1"] * SIZE
     folder = stores[0].directory / "step_1"
     sizes = [(folder / files_of(rank)[1]).stat().st_size for rank in range(SIZE)]
@@ -97,7 +97,7 @@ def test_each_rank_reads_what_it_has_saved(stores):
 
 
 def test_rank_0_writes_beside_the_digests(stores, monkeypatch):
-    """What is compared is not waited for: it takes as long as the writing."""
+    """The digests take as long as the write, so rank 0 writes while the others compute theirs."""
     is_written = threading.Event()
     stage, digests = staging.stage, Snapshot.digests
 
@@ -117,7 +117,7 @@ def test_rank_0_writes_beside_the_digests(stores, monkeypatch):
 
 
 def test_nothing_is_written_or_compared_before_all_have_their_copy(stores, monkeypatch):
-    """It would take the cores, and the memory, from the ranks that hold training up."""
+    """Both would take cores and memory from ranks whose training still waits for the copy."""
     began = []
     monkeypatch.setattr(distributed_save, "stage", lambda *_: began.append("stage"))
     monkeypatch.setattr(Snapshot, "digests", lambda _: began.append("digests"))
@@ -137,7 +137,7 @@ def test_nothing_is_written_or_compared_before_all_have_their_copy(stores, monke
 
 
 def test_a_rank_that_fails_while_rank_0_writes_leaves_nothing_behind(stores, monkeypatch):
-    """A file that is still being written would come back after its folder was removed."""
+    """A file that is still being written would reappear after its folder was removed."""
     has_failed = threading.Event()
     stage = staging.stage
 
@@ -160,7 +160,7 @@ def test_a_rank_that_fails_while_rank_0_writes_leaves_nothing_behind(stores, mon
 
 
 def test_what_is_there_is_left_on_all_ranks(stores):
-    """Rank 0 looks; the others need not wait for it before they go on."""
+    """Rank 0 checks, for all ranks, whether the checkpoint exists already."""
     save(stores, 1)
     before = (stores[0].directory / "step_1").stat().st_ino
 
@@ -175,7 +175,7 @@ def test_what_is_there_is_left_on_all_ranks(stores):
 
 @pytest.fixture
 def savers(stores, tmp_path):
-    """Of all ranks, beside training."""
+    """One saver for each rank, which saves in the background."""
     config = CheckpointConfig(async_save=True)
     ledgers = [Ledger(tmp_path / f"ledger_{rank}") for rank in range(SIZE)]
     yield [
@@ -187,8 +187,8 @@ def savers(stores, tmp_path):
 
 
 def test_a_periodic_save_waits_for_no_other_rank(savers, stores):
-    """Training is held up by a rank's own copy, whenever the others come."""
-    for rank in (2, 0, 1):  # one after the other: whoever waited would wait in vain
+    """Training waits only for the copy of its own rank, in whatever order the ranks arrive."""
+    for rank in (2, 0, 1):  # one after the other: a rank that waits for another would hang here
         savers[rank].save(1, lambda rank=rank: state_of(rank), SaveCause.periodic)
     on_all(lambda rank: savers[rank].wait())
     assert [one.state["rank"] for one in on_all(lambda r: stores[r].newest())] == [0, 1, 2]
@@ -196,7 +196,7 @@ def test_a_periodic_save_waits_for_no_other_rank(savers, stores):
 
 @pytest.mark.parametrize("error", [CheckpointError("a lambda"), OSError(5, "EIO")])
 def test_a_state_that_one_rank_cannot_save_is_saved_by_none(error, savers, stores):
-    """And none tries again alone, though the disk may seem to be the cause."""
+    """No rank retries the save alone, even if the error looks like that of a disk."""
 
     def state():
         raise error
@@ -212,7 +212,7 @@ def test_a_state_that_one_rank_cannot_save_is_saved_by_none(error, savers, store
 
 
 def test_equal_bytes_of_another_dtype_are_another_tensor(stores):
-    """A digest is of what a tensor is, too."""
+    """The digest includes the dtype, not only the bytes."""
     dtypes = [torch.int32, torch.float32, torch.int32]
 
     def one(rank):
@@ -226,7 +226,7 @@ def test_equal_bytes_of_another_dtype_are_another_tensor(stores):
 
 @pytest.mark.parametrize("broken", range(SIZE))
 def test_a_disk_that_fails_on_one_rank_fails_the_save_of_all(broken, stores, monkeypatch):
-    """Half a checkpoint is none, the one before stays, and the next try succeeds."""
+    """The ranks keep the checkpoint before, and the next save succeeds."""
     save(stores, 1)
     write = staging.write_file
     name = files_of(broken)[1]
@@ -249,7 +249,7 @@ def test_a_disk_that_fails_on_one_rank_fails_the_save_of_all(broken, stores, mon
 
 @pytest.mark.parametrize("broken", range(SIZE))
 def test_what_is_damaged_for_one_rank_is_passed_over_by_all(broken, stores):
-    """Else they would go on from different steps."""
+    """Otherwise the ranks would continue from different steps."""
     save(stores, 1)
     save(stores, 2)
     file = stores[0].directory / "step_2" / files_of(broken)[1]
@@ -265,7 +265,7 @@ def test_what_is_damaged_for_one_rank_is_passed_over_by_all(broken, stores):
 
 
 def test_a_newer_attempt_ends_all_ranks_of_the_old_one(stores):
-    """Rank 0 alone holds the claim; its refusal reaches the others with its exit code."""
+    """Only rank 0 has the claim; the other ranks end with the exit code of its error."""
     save(stores, 1)
     token = stores[0].directory / ".fence.json"
     token.write_text(json.dumps(json.loads(token.read_text()) | {"token": "another"}))
@@ -276,7 +276,7 @@ def test_a_newer_attempt_ends_all_ranks_of_the_old_one(stores):
 
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_another_number_of_ranks_has_the_state_of_rank_0_and_what_is_each_ones_own(size, stores):
-    """What is personal remains so, for ranks that were there; its names are not those of rank 0."""
+    """Each old rank gets its own values of `own`; new ranks get those of rank 0."""
     save(stores, 1)
     path = stores[0].directory / "step_1"
     for rank in range(size):

@@ -1,6 +1,6 @@
-"""Saves beside training: the copy, its memory, and the file that two threads write.
+"""Saves in the background: the copy, its memory, and the file that two threads write.
 
-One module, since the three share one arena.
+One module, since all three use the same host buffer.
 """
 
 import errno
@@ -25,13 +25,13 @@ CHUNK = 2 * PAGE
 
 @pytest.fixture
 def small_chunks(monkeypatch):
-    """Many chunks without many bytes."""
+    """Get many chunks out of few bytes."""
     for module in (checksums, staged_file, output):
         monkeypatch.setattr(module, "CHUNK", CHUNK)
 
 
 def odd_tensors(num_bytes):
-    """A file of about `num_bytes`, and whatever else may lie in one."""
+    """A tensor of `num_bytes`, and one of each layout and dtype that a file can have."""
     generator = torch.Generator().manual_seed(num_bytes)
     square = torch.randn(40, 30, generator=generator)
     return {
@@ -67,7 +67,7 @@ def image_of(tensors, layout):
 
 
 def test_memory_of_another_device_is_not_read_as_the_host_s(monkeypatch):
-    """Addresses on MPS and XPU mean nothing here; torch copies. Of meta it says that it cannot."""
+    """Addresses on MPS or XPU are no host addresses, so torch has to copy; for meta it raises."""
     tensors = {"large": torch.empty(20 << 20, dtype=torch.uint8, device="meta")}
     layout = Layout(tensors)
     made = StagedFile(layout, tensors, HostBuffer(room_for(layout.size)))
@@ -80,7 +80,7 @@ def test_memory_of_another_device_is_not_read_as_the_host_s(monkeypatch):
 def test_image_and_stream_write_the_same_file_and_safetensors_reads_it(
     num_bytes, small_chunks, tmp_path
 ):
-    """Whether training waits or not must make no difference to a single byte."""
+    """The file must have the same bytes whether training waits for the save or not."""
     tensors = odd_tensors(num_bytes)
     layout = Layout(tensors)
     copied, entry = written(tmp_path / "image", image_of(tensors, layout), layout)
@@ -102,7 +102,7 @@ def test_image_and_stream_write_the_same_file_and_safetensors_reads_it(
 
 
 def count_calls(monkeypatch, module, name):
-    """A list that grows by one with each call."""
+    """A list that gets one entry for each call."""
     calls, real = [], getattr(module, name)
     monkeypatch.setattr(module, name, lambda *given: (calls.append(name), real(*given)))
     return calls
@@ -111,7 +111,7 @@ def count_calls(monkeypatch, module, name):
 @pytest.mark.parametrize("own", [1, 2, 3])
 @pytest.mark.parametrize("sizes", [[], [5], [5, 5], [9, 1, 1], [1, 1, 9], [3] * 20, [10**6]])
 def test_a_copy_in_threads_is_the_copy_in_one(sizes, own, monkeypatch):
-    """However the bytes are spread, and however many threads torch has of its own."""
+    """The result is the same for all sizes and for any number of threads that torch uses."""
     tensors = {str(n): torch.randn(size) for n, size in enumerate(sizes)} | odd_tensors(40)
     tensors["turned"] = torch.randn(3, 5).t()
     alone = bytes(image_of(tensors, Layout(tensors))._memory)
@@ -131,7 +131,7 @@ def test_a_copy_in_threads_is_the_copy_in_one(sizes, own, monkeypatch):
 
 @pytest.mark.parametrize("beyond", [-PAGE, -1, 0, 1, PAGE - 1, PAGE, PAGE + 1])
 def test_every_end_of_a_file_is_written(beyond, small_chunks, tmp_path):
-    """O_DIRECT writes whole pages: what is left of the last one goes another way."""
+    """O_DIRECT writes whole pages only: the rest of the last page is written without it."""
     empty = Layout({"x": torch.empty(0, dtype=torch.uint8)})
     wanted = 3 * CHUNK + beyond
     tensors = {"x": torch.arange(wanted - empty.size).to(torch.uint8)}
@@ -143,7 +143,7 @@ def test_every_end_of_a_file_is_written(beyond, small_chunks, tmp_path):
 
 @pytest.fixture
 def was_direct(monkeypatch):
-    """For each write, whether it went past the page cache."""
+    """For each write, whether it used O_DIRECT."""
     found, pwrite = [], os.pwrite
 
     def noting(fd, data, position):
@@ -155,7 +155,7 @@ def was_direct(monkeypatch):
 
 
 def test_the_page_cache_is_spared_where_the_file_system_lets_us(was_direct, small_chunks, tmp_path):
-    """It would cost a copy of every byte, and push out of memory what training reads."""
+    """The page cache would copy every byte, and evict the data that training reads."""
     probe = os.open(tmp_path / "probe", os.O_WRONLY | os.O_CREAT)
     try:
         fcntl.fcntl(probe, fcntl.F_SETFL, os.O_DIRECT)
@@ -175,7 +175,7 @@ def test_the_page_cache_is_spared_where_the_file_system_lets_us(was_direct, smal
 def test_file_systems_that_refuse_o_direct_are_served(
     moment, monkeypatch, was_direct, small_chunks, tmp_path
 ):
-    """tmpfs refuses the flag, some network file systems only the write, and not each of them."""
+    """tmpfs refuses the flag, and some network file systems refuse only some of the writes."""
     refused, pwrite, set_flags = [], os.pwrite, fcntl.fcntl
 
     def refusing(fd, data, position):
@@ -205,7 +205,7 @@ def test_file_systems_that_refuse_o_direct_are_served(
 
 @pytest.mark.parametrize("is_direct", [True, False])
 def test_short_writes_are_gone_on_from(is_direct, monkeypatch, small_chunks, tmp_path):
-    """Disks about to be full and network file systems write less than they were asked to."""
+    """A nearly full disk or a network file system can write fewer bytes than requested."""
     pwrite, num_short = os.pwrite, []
 
     def short(fd, data, position):
@@ -224,7 +224,7 @@ def test_short_writes_are_gone_on_from(is_direct, monkeypatch, small_chunks, tmp
 
 
 def test_what_either_thread_meets_is_raised(monkeypatch, small_chunks, tmp_path):
-    """An error of the second one must not become a checkpoint with a hole."""
+    """A checkpoint with a hole must not result from an error in the second thread."""
     pwrite, main = os.pwrite, threading.current_thread()
     other_failed = threading.Event()
 
@@ -246,7 +246,7 @@ def test_what_either_thread_meets_is_raised(monkeypatch, small_chunks, tmp_path)
 
 
 def test_a_snapshot_is_not_touched_by_what_training_does_next(store):
-    """The whole point: what is written is the state of the boundary."""
+    """The save has the state of the boundary, not the changes of later steps."""
     state = {"weights": torch.full((1000,), 1.0), "step": 1}
     snapshot = store.snapshot(1, state, is_complete=False, copy=True)
     assert snapshot.is_independent
@@ -263,7 +263,7 @@ def address(snapshot):
 
 
 def test_memory_is_taken_once_and_again_only_when_the_state_has_grown(store):
-    """A page touched for the first time costs three to four times a copy."""
+    """Touching a page for the first time costs three to four times a copy."""
     addresses = []
     for step, size in enumerate((1000, 1000, 500, 50_000, 50_000), 1):
         snapshot = store.snapshot(
@@ -278,7 +278,7 @@ def test_memory_is_taken_once_and_again_only_when_the_state_has_grown(store):
 
 
 def test_two_copies_that_are_still_to_be_written_do_not_meet(store):
-    """Bytes of another step with good checksums would be the worst of all."""
+    """The worst bug would be a file with the bytes of another step and valid checksums."""
     snapshots = [
         store.snapshot(step, {"w": torch.full((1000,), float(step))}, is_complete=False, copy=True)
         for step in (1, 2, 3)
@@ -291,7 +291,7 @@ def test_two_copies_that_are_still_to_be_written_do_not_meet(store):
 
 
 def test_forked_children_do_not_get_the_copy():
-    """DataLoader workers would pay for every page that a save writes meanwhile."""
+    """DataLoader workers would pay for every page that a save writes in the meantime."""
     taken = HostBuffer(8 << 20)
     begin = taken.bytes.data_ptr()
     flags, is_there = "", False
@@ -312,7 +312,7 @@ def test_forked_children_do_not_get_the_copy():
 
 
 def test_short_memory_makes_a_save_wait_and_says_so_once(store, monkeypatch, caplog):
-    """Better slow than killed by the kernel for a copy."""
+    """A slow save is better than an out-of-memory kill because of a copy."""
     state = {"w": torch.ones(1 << 18)}
     monkeypatch.setattr(staging_pool.memory, "free_bytes", lambda: staging_pool.RESERVE + 1000)
     for step in (1, 2):
@@ -327,7 +327,7 @@ def test_short_memory_makes_a_save_wait_and_says_so_once(store, monkeypatch, cap
 
 
 def test_no_memory_at_all_makes_a_save_wait(store, monkeypatch, caplog):
-    """`ulimit -v` and overcommit=2 refuse what the kernel's counters promise."""
+    """With `ulimit -v` or overcommit=2, mmap can fail although /proc/meminfo shows free memory."""
 
     def refuse(*_, **__):
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
@@ -336,7 +336,7 @@ def test_no_memory_at_all_makes_a_save_wait(store, monkeypatch, caplog):
     snapshot = store.snapshot(1, {"w": torch.ones(1000)}, is_complete=False, copy=True)
     assert not snapshot.is_independent
     assert "training waits for each save" in caplog.text
-    with pytest.raises(OSError, match="not enough host memory"):  # counted as a full disk's
+    with pytest.raises(OSError, match="not enough host memory"):  # as on a full disk
         store.commit(snapshot)
     monkeypatch.undo()
     store.commit(snapshot)

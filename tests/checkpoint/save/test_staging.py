@@ -1,4 +1,4 @@
-"""A checkpoint of several ranks: each stages its files, one publishes; by files alone."""
+"""A checkpoint of several ranks: each rank stages its files, one rank publishes them all."""
 
 import shutil
 
@@ -20,7 +20,7 @@ def snapshot_of(store, value):
 
 @pytest.fixture
 def opened(open_store):
-    """A store, the directory in which the ranks stage, and the name that it is to get."""
+    """A store, the directory in which the ranks stage, and the final path of the checkpoint."""
     store = open_store()
     with store._workspace.entered() as work:
         folder = work / "step_3"
@@ -30,7 +30,7 @@ def opened(open_store):
 
 
 def test_one_rank_publishes_what_each_has_staged(opened):
-    """The manifest names the files of all: where one is gone, no number of ranks reads the rest."""
+    """The manifest lists the files of all ranks; if one is missing, nothing can be loaded."""
     store, folder, final = opened
     first = snapshot_of(store, 0.0)
     parts = [stage(folder, first), stage(folder, snapshot_of(store, 1.0), rank=1)]
@@ -50,7 +50,7 @@ def test_one_rank_publishes_what_each_has_staged(opened):
     "parts", [[], [(1, 3)], [(0, 3), (2, 3)], [(0, 3), (1, 4)], [(0, 3), (0, 3)]], ids=str
 )
 def test_parts_that_do_not_belong_together_are_no_checkpoint(opened, parts):
-    """A rank that is missing, or that has staged another step, would be noticed at a resume."""
+    """Without this check a missing or wrong part would only be noticed at a resume."""
     store, folder, final = opened
     given = [StagedPart(rank, step, {}) for rank, step in parts]
     with pytest.raises(CheckpointError, match="expected one part of each rank"):
@@ -59,7 +59,7 @@ def test_parts_that_do_not_belong_together_are_no_checkpoint(opened, parts):
 
 
 def test_a_rank_of_an_older_attempt_has_nowhere_to_write(opened):
-    """It knows the directory by its claim alone, and a newer claim has taken that away."""
+    """A newer claim has renamed the directory in which the old rank would write."""
     store, folder, _ = opened
     taken = folder.parent.rename(store.directory / ".left_taken")
     with pytest.raises(FileNotFoundError):
