@@ -1,4 +1,4 @@
-"""What forge needs of torch's private parts.
+"""Private parts of torch that forge uses.
 
 One module, since it is one list of contracts.
 """
@@ -16,7 +16,7 @@ from forge.compat import of_torch
 
 @pytest.mark.parametrize("non_blocking", [False, True])
 def test_foreach_copy(non_blocking):
-    """Saves copy by it, and live tensors are compared bit by bit with what they hold."""
+    """Saves copy tensors with it: the copies must have the same bits."""
     with contract(of_torch.foreach_copy):
         sources = [torch.rand(3), torch.rand(2, 2).t(), torch.tensor(2)]
         targets = [torch.zeros(one.shape, dtype=one.dtype) for one in sources]
@@ -25,7 +25,7 @@ def test_foreach_copy(non_blocking):
 
 
 def test_coo_parts():
-    """`indices()` refuses what is not coalesced, and two entries for one place stay two."""
+    """`indices()` rejects tensors that are not coalesced; duplicate entries have to stay two."""
     with contract(of_torch.coo_parts):
         sparse = torch.sparse_coo_tensor([[1, 1]], [2.0, 3.0], (4,), check_invariants=True)
         indices, values = of_torch.coo_parts(sparse)
@@ -34,7 +34,7 @@ def test_coo_parts():
 
 
 def test_layer_versions():
-    """Of BatchNorm: a state without versions is taken for one of 2018."""
+    """BatchNorm takes a state without versions for a state of 2018."""
     with contract(of_torch.layer_versions, of_torch.set_layer_versions):
         state = nn.BatchNorm1d(2).state_dict()
         versions = of_torch.layer_versions(state)
@@ -52,7 +52,7 @@ def test_layer_versions():
 
 
 def test_non_persistent_buffers():
-    """Those that a checkpoint lacks, of this module alone."""
+    """Only buffers that are not in a checkpoint, and only of this module, not of its children."""
 
     class Model(nn.Module):
         def __init__(self):
@@ -68,7 +68,7 @@ def test_non_persistent_buffers():
 
 
 def test_persistent_buffers():
-    """A buffer that is None until the first call is in no `named_buffers`."""
+    """`named_buffers` omits a buffer that is None until the first call."""
 
     class Model(nn.Module):
         def __init__(self):
@@ -86,7 +86,7 @@ def test_persistent_buffers():
 
 
 def test_loader_of():
-    """Torch calls it for each module, and its own layers override it in torch's modules."""
+    """torch calls it for each module; layers of torch override it in modules of torch."""
 
     class Own(nn.Linear):
         def _load_from_state_dict(self, *args):
@@ -106,7 +106,7 @@ def test_loader_of():
     "register", ["register_load_state_dict_pre_hook", "register_load_state_dict_post_hook"]
 )
 def test_has_load_hooks(register):
-    """A hook may rename what is loaded, or resize what it is loaded into."""
+    """A load hook can rename the saved tensors, or resize the live ones."""
     with contract(of_torch.has_load_hooks):
         model = nn.Sequential(nn.Linear(1, 1))
         assert not of_torch.has_load_hooks(model)
@@ -118,7 +118,7 @@ def test_has_load_hooks(register):
 
 
 def test_schedules_within():
-    """Their states lie in that of the whole, under the same key."""
+    """The state_dict of the outer schedule has the inner states under the same key."""
     with contract(of_torch.schedules_within), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of schedules that were not stepped
         schedulers = torch.optim.lr_scheduler
@@ -135,7 +135,7 @@ def test_schedules_within():
 
 
 def test_the_key_of_extra_state():
-    """What `set_extra_state` takes is not compared with what a live module returns."""
+    """The result of `get_extra_state` has this key; forge does not compare its value."""
     with contract(of_torch.layer_versions):
 
         class Model(nn.Module):
@@ -147,7 +147,7 @@ def test_the_key_of_extra_state():
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_num_yielded(workers):
-    """Of DataLoaders with and without workers."""
+    """For DataLoaders with and without workers."""
     with contract(of_torch.num_yielded):
         iterator = iter(torch.utils.data.DataLoader(range(4), num_workers=workers))
         next(iterator)
@@ -156,7 +156,7 @@ def test_num_yielded(workers):
 
 
 def test_version():
-    """Changed in place, by a part, through a view; a tensor of inference mode counts nothing."""
+    """In-place changes count, also through a view; an inference tensor has no version."""
     with contract(of_torch.version):
         values = torch.zeros(4)
         seen = [of_torch.version(values)]
@@ -170,7 +170,7 @@ def test_version():
 
 
 def test_makes_own_iterator():
-    """A loader whose batches are not those of its sampler."""
+    """A subclass can yield batches other than those of its sampler."""
 
     class Pairs(torch.utils.data.DataLoader):
         def _get_iterator(self):
@@ -185,7 +185,7 @@ def test_makes_own_iterator():
 
 @pytest.fixture
 def alone(tmp_path):
-    """A process group of this process."""
+    """A process group with this process only."""
     meeting = f"file://{tmp_path / 'meeting'}"
     torch.distributed.init_process_group("gloo", init_method=meeting, rank=0, world_size=1)
     yield
@@ -193,7 +193,7 @@ def alone(tmp_path):
 
 
 def wrapped():
-    """Its layers are used in another order than they were built in."""
+    """A DDP module whose layers run in another order than they are registered."""
     torch.manual_seed(0)
     layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
     layers.forward = lambda x: layers[0](layers[2](layers[1](x)))
@@ -201,7 +201,7 @@ def wrapped():
 
 
 def test_a_timeout_holds_from_now_on(alone):
-    """For collectives of the group that is there already."""
+    """For collectives of the existing process group."""
     with contract(of_torch.set_timeout):
         of_torch.set_timeout(41.0)
         options = torch.distributed.group.WORLD._get_backend(torch.device("cpu")).options
@@ -209,7 +209,7 @@ def test_a_timeout_holds_from_now_on(alone):
 
 
 def test_the_default_store_has_what_ranks_tell_each_other(alone):
-    """It was made for the group, and can be asked without waiting."""
+    """It is the rendezvous store of the process group, and a look-up does not wait."""
     with contract(of_torch.default_store):
         store = of_torch.default_store()
         assert not store.check(["forge"])
@@ -220,7 +220,7 @@ def test_the_default_store_has_what_ranks_tell_each_other(alone):
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 12])
 def test_buckets(steps, alone):
-    """After any number of steps the order is known, and another process can be given it."""
+    """The order is known after any number of steps, and can be set in another process."""
     with contract(of_torch.bucket_order), contract(of_torch.rebuild_buckets):
         one, other = wrapped(), wrapped()
         assert of_torch.bucket_order(one) == []
@@ -240,7 +240,7 @@ def test_buckets(steps, alone):
 
 @pytest.fixture
 def fsdp(alone):
-    """FSDP2 on a mesh of this process."""
+    """Shards modules with FSDP2, on a mesh of this process only."""
     from torch.distributed import fsdp, tensor
 
     mesh = tensor.init_device_mesh("cpu", (1,))
@@ -248,11 +248,11 @@ def fsdp(alone):
 
 
 def test_shard_offset(alone, monkeypatch):
-    """The place of a part among chunks of any sizes, on a mesh of one dimension and of two."""
+    """The offset of a part among chunks of any sizes, on a mesh of one dimension and of two."""
     from torch.distributed.tensor import DeviceMesh, Replicate, Shard, init_device_mesh
 
     def offset_of(rows, shape, place, placements):
-        with monkeypatch.context() as patch:  # as if there were so many ranks
+        with monkeypatch.context() as patch:  # a mesh of this many ranks
             mesh = init_device_mesh("cpu", (1,) * len(shape))
             patch.setattr(DeviceMesh, "shape", shape)
             patch.setattr(DeviceMesh, "get_coordinate", lambda self: list(place))
@@ -268,7 +268,7 @@ def test_shard_offset(alone, monkeypatch):
 
 
 def test_hooks_of_fsdp(fsdp):
-    """They change nothing that is loaded; a user's hook on the same module may."""
+    """FSDP2's own hooks do not count; a user's hook on the same module does."""
     model = fsdp(nn.Linear(2, 1))
     with contract(of_torch.has_load_hooks):
         model(torch.ones(1, 2)).sum().backward()
@@ -280,7 +280,7 @@ def test_hooks_of_fsdp(fsdp):
 
 @pytest.mark.parametrize("reduce_dtype", [None, torch.float64])
 def test_unreduced_gradients(reduce_dtype, alone):
-    """Wherever FSDP2 keeps them until they are summed up."""
+    """Depending on `reduce_dtype`, FSDP2 stores them in different places until they are reduced."""
     from torch.distributed import fsdp, tensor
 
     mesh = tensor.init_device_mesh("cpu", (1,))
@@ -295,7 +295,7 @@ def test_unreduced_gradients(reduce_dtype, alone):
 
 
 def test_note_found_inf():
-    """If another rank has found an Inf in its gradients, the scaler of this rank must know it."""
+    """If another rank has an Inf in its gradients, this rank has to skip the step, too."""
     with contract(of_torch.note_found_inf):
         weight = torch.ones(2, requires_grad=True)
         optimizer = torch.optim.SGD([weight], lr=1.0)
@@ -341,7 +341,7 @@ assert marks[6:] == ["compiles"], marks
 
 
 def test_on_compilation(tmp_path):
-    """A long one is no hang; what runs after it, which may hang, is none."""
+    """A long compilation is not a hang; the code after it can hang, and is not a compilation."""
     (tmp_path / "compiling.py").write_text(COMPILING)
     done = completed(["compiling.py"], tmp_path)
     with contract(of_torch.on_compilation):

@@ -1,4 +1,4 @@
-"""Generators that belong to a loader, to one of its parts, or to nobody else."""
+"""Random generators of a loader, of its parts, or of objects that forge cannot see."""
 
 import pytest
 
@@ -12,16 +12,15 @@ def test_a_generator_that_loader_and_loop_share_goes_on_for_both(stop_and_compar
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_stateful_loader_with_a_generator(workers, stop_and_compare):
-    """Its own state says where in the epoch it is, but not how the next one will be shuffled."""
+    """The loader's state has the position in this epoch, but not the order of the next one."""
     stop_and_compare("step 13", SCRIPT, loop="stateful", workers=workers)
 
 
 @pytest.mark.parametrize("kind", ["plain", "persistent", "stateful", "own", "transformed"])
 def test_what_workers_draw_to_collate_a_seeded_batch_is_drawn_again(kind, stop_and_compare):
-    """The batches of before the stop are not read again, so nothing may depend on their draws.
+    """A resume does not load the batches before the stop again, so their draws must not matter.
 
-    Generators that nobody else knows ("own", "transformed") are where they were only if all is
-    read again.
+    forge cannot save private generators ("own", "transformed"): it then loads all batches again.
     """
     job = stop_and_compare("step 13", SCRIPT, loop="mixes", kind=kind)
     assert "not exact" not in job.output
@@ -38,7 +37,7 @@ INEXACT = {
 
 @pytest.mark.parametrize("kind", INEXACT)
 def test_private_generators_are_named_as_the_run_starts(kind, make_job, tmp_path):
-    """Nobody can save them from outside, so nobody may believe that they were saved."""
+    """forge cannot save these generators, so users must not believe that it does."""
     job = make_job(tmp_path / "job", script=SCRIPT, loop="keeps_to_itself", kind=kind)
     job.run_to_end()
     (line,) = [one for one in job.output.splitlines() if "A resume could be inexact here" in one]
@@ -48,6 +47,6 @@ def test_private_generators_are_named_as_the_run_starts(kind, make_job, tmp_path
 
 @pytest.mark.parametrize("kind", ["sampler with state", "dataset that is seeded"])
 def test_what_follows_the_warnings_advice_is_exact_and_not_warned_of(kind, stop_and_compare):
-    """The advice must work, or it is none."""
+    """The advice in the warning must work."""
     job = stop_and_compare("step 13", SCRIPT, loop="keeps_to_itself", kind=kind)
     assert "not exact" not in job.output

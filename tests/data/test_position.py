@@ -1,4 +1,4 @@
-"""Positions in every kind of loader, within one process."""
+"""Positions in every kind of loader, in one process."""
 
 import copy
 import random
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWa
 
 
 class DrawsAsItGoes:
-    """A sampler that draws each index from the global generator, as it is asked for."""
+    """A sampler that draws each index from the global generator when the index is requested."""
 
     def __len__(self):
         return 6
@@ -37,7 +37,7 @@ class DrawsAsItGoes:
 
 
 class LateOrder(DrawsAsItGoes):
-    """Draws from a generator of its own that is known."""
+    """Draws from its own generator, which forge can find."""
 
     def __init__(self):
         self.generator = torch.Generator().manual_seed(7)
@@ -48,7 +48,7 @@ class LateOrder(DrawsAsItGoes):
 
 
 class ShufflesInPlace:
-    """A batch sampler whose order follows from the last epoch's, and is saved as the live list."""
+    """A batch sampler that shuffles the order of the last epoch; its state is the live list."""
 
     def __init__(self):
         self.order = list(range(12))
@@ -69,7 +69,7 @@ class ShufflesInPlace:
 
 
 class Moving(DataLoader):
-    """Moves each batch, as many do that are written for a device."""
+    """Converts each batch, as loaders for a device commonly do."""
 
     def __iter__(self):
         for batch in super().__iter__():
@@ -84,14 +84,14 @@ class Wrapping(DataLoader):
 
 
 class Delaying(DataLoader):
-    """Makes the iterator only when the first batch is wanted."""
+    """Makes the iterator when the first batch is requested."""
 
     def _get_iterator(self):
         yield from super()._get_iterator()
 
 
 class Infinite(DataLoader):
-    """Keeps one iterator, and its workers, forever; Ultralytics has one like it."""
+    """Uses one iterator, and its workers, forever, like a loader of Ultralytics."""
 
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
@@ -156,7 +156,7 @@ class Shuffled:
 
 
 def drawn(position, count):
-    """Batches, with draws of training in between."""
+    """Batches, with random draws of the training loop between them."""
     return [(position.next().tolist(), torch.rand(1).item(), random.random()) for _ in range(count)]
 
 
@@ -168,14 +168,14 @@ def seed():
 @pytest.mark.parametrize("taken", [0, 1, 4, 5, 6, 7, 9, 10, 11, 14])
 @pytest.mark.parametrize("name", loaders())
 def test_what_comes_after_a_resume_is_what_would_have_come(name, taken):
-    """Batches and draws alike, at, before and after an epoch's end, for two more epochs."""
+    """Batches and draws of two more epochs, after a stop before, at or after an epoch's end."""
     seed()
     original = Position(loaders()[name]())
     drawn(original, taken)
     saved, random_state = copy.deepcopy(original.state()), copy.deepcopy(rng.capture())
     expected = drawn(original, 16)
     seed()
-    resumed = Position(loaders()[name]())  # built as always: some loaders draw here
+    resumed = Position(loaders()[name]())  # built as always: some loaders draw random numbers here
     torch.rand(5)
     random.random()
     resumed.load(saved)
@@ -187,7 +187,7 @@ def test_what_comes_after_a_resume_is_what_would_have_come(name, taken):
 
 @pytest.mark.parametrize("make", [DataLoader, Moving])
 def test_persistent_workers_get_the_order_of_their_epoch(make):
-    """It was drawn without the seed of workers, which the first epoch alone draws."""
+    """Only the first epoch draws a seed for the workers, before the order is drawn."""
 
     def loader():
         options = {"multiprocessing_context": "fork", "persistent_workers": True}
@@ -205,7 +205,7 @@ def test_persistent_workers_get_the_order_of_their_epoch(make):
 
 
 def test_batches_that_were_taken_are_not_read_again():
-    """Skipping a million samples by reading them would cost hours."""
+    """Reading a million samples in order to skip them would take hours."""
     first = Position(DataLoader(Numbers(100), batch_size=10))
     drawn(first, 7)
     numbers = Numbers(100)
@@ -217,7 +217,7 @@ def test_batches_that_were_taken_are_not_read_again():
 
 
 def test_what_was_left_out_once_is_not_left_out_of_the_next_epoch():
-    """The sampler is the loader's own again."""
+    """After the epoch of the resume the loader has its own sampler again."""
     first = Position(DataLoader(Numbers(6), batch_size=2))
     drawn(first, 2)
     loader = DataLoader(Numbers(6), batch_size=2)
@@ -231,7 +231,7 @@ def test_what_was_left_out_once_is_not_left_out_of_the_next_epoch():
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_dataset_that_became_shorter_is_named_with_both_numbers(workers):
-    """Going on 'somewhere' would train on other data without a word."""
+    """Continuing at some other sample would silently train on other data."""
     first = Position(DataLoader(Numbers(100), batch_size=10))
     drawn(first, 7)
     options = {"multiprocessing_context": "fork"} if workers else {}
@@ -241,7 +241,7 @@ def test_a_dataset_that_became_shorter_is_named_with_both_numbers(workers):
 
 
 def test_a_loader_of_another_kind_is_named():
-    """Its state means nothing to the other kind."""
+    """The state of a StatefulDataLoader means nothing to a plain DataLoader."""
     first = Position(StatefulDataLoader(Numbers(4)))
     first.next()
     with pytest.raises(ConfigError, match="a state_dict was True and is False"):
@@ -249,7 +249,7 @@ def test_a_loader_of_another_kind_is_named():
 
 
 def test_a_generator_that_is_gone_is_named():
-    """The order that it made cannot be made again."""
+    """Without the generator forge cannot repeat the order of the epoch."""
     first = Position(DataLoader(Numbers(4), shuffle=True, generator=torch.Generator()))
     first.next()
     with pytest.raises(StateMismatch, match=r"but the loader has no loader\.generator now"):
@@ -261,13 +261,13 @@ EMPTY = {"list": [], "no data": DataLoader([]), "drop_last": DataLoader([1], 2, 
 
 @pytest.mark.parametrize("loader", EMPTY.values(), ids=EMPTY)
 def test_an_empty_loader_is_an_error_and_no_endless_loop(loader):
-    """Epoch after epoch of nothing would hang the job at full speed."""
+    """An endless series of epochs without batches would hang the job at full speed."""
     with pytest.raises(ValueError, match="yielded no batch in epoch 0"):
         Position(loader).next()
 
 
 def test_an_iterator_that_ends_says_what_to_pass_instead():
-    """`iter(loader)` is a common way to write it, and has no second epoch."""
+    """`iter(loader)` is a common way to write it, but an iterator has no second epoch."""
     position = Position(iter([1, 2]))
     assert [position.next(), position.next()] == [1, 2]
     with pytest.raises(ValueError, match=r"ended after 2 batches. It is an iterator"):
@@ -275,7 +275,7 @@ def test_an_iterator_that_ends_says_what_to_pass_instead():
 
 
 def test_epochs_are_announced_to_samplers_and_seeded_datasets():
-    """`set_epoch` is forgotten in half of all training scripts."""
+    """Half of all training scripts forget to call `set_epoch`."""
     numbers = seeding.seeded(Numbers(8), 1)
     sampler = DistributedSampler(numbers, num_replicas=2, rank=0)
     position = Position(DataLoader(numbers, batch_size=2, sampler=sampler))
@@ -290,7 +290,7 @@ def test_epochs_are_announced_to_samplers_and_seeded_datasets():
 
 
 def test_a_loop_that_has_ended_leaves_its_generator_to_the_next_one():
-    """Warm-up and training may share a loader: the second shuffles on where the first ended."""
+    """Warm-up and training can share a loader: training continues with the generator of warm-up."""
 
     def loader():
         return DataLoader(Numbers(9), shuffle=True, generator=torch.Generator().manual_seed(1))
@@ -315,7 +315,7 @@ class Jitter:
 
 
 def test_a_generator_that_seeded_does_not_reach_is_named_and_not_told_to_be_wrapped(caplog):
-    """It is in `seeded` already: to wrap it there as well changes nothing."""
+    """The dataset is wrapped in `seeded` already, so the advice to wrap it would not help."""
     numbers = Numbers(4)
     numbers.settings = {"transforms": [Jitter()], "global": np.random.mtrand._rand}
     with caplog.at_level("WARNING", "forge"):
@@ -338,7 +338,7 @@ def test_a_generator_that_seeded_does_not_reach_is_named_and_not_told_to_be_wrap
 
 
 def test_what_cannot_be_exact_is_named_and_nothing_else_is():
-    """A warning that is always there is read by nobody."""
+    """Users ignore a warning that always appears."""
     numbers, seeded = Numbers(4), seeding.seeded(Numbers(4), 1)
     workers = {"num_workers": 2}
     weighted = WeightedRandomSampler(torch.ones(4), 4)

@@ -1,4 +1,4 @@
-"""Positions in a loader that ranks share, taken up by another number of them."""
+"""Positions in a loader that ranks share, loaded by another number of ranks."""
 
 import copy
 import itertools
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWa
 
 
 def dealt(size, rank, batch=4, num_samples=SAMPLES, **options):
-    """With a `DistributedSampler`: `batch` is that of a rank."""
+    """A loader with a `DistributedSampler`; `batch` is the batch size of one rank."""
     own = {name: options.pop(name) for name in ("seed", "shuffle", "drop_last") if name in options}
     data = Numbers(num_samples)
     sampler = DistributedSampler(data, size, rank, **own)
@@ -28,7 +28,7 @@ def dealt(size, rank, batch=4, num_samples=SAMPLES, **options):
 
 
 def cut(size, rank, batch=4, num_samples=SAMPLES, **options):
-    """With forge's own."""
+    """A loader with a `GlobalBatchSampler`; `batch` is the batch size of one rank."""
     sampler = GlobalBatchSampler(
         range(num_samples), batch * size, num_replicas=size, rank=rank, **options
     )
@@ -40,7 +40,7 @@ KINDS = {"DistributedSampler": dealt, "GlobalBatchSampler": cut}
 
 @pytest.fixture
 def as_rank(monkeypatch):
-    """Makes this process one of several, as `torch.distributed` would."""
+    """Makes this process one rank of several, without `torch.distributed`."""
 
     def become(rank, size):
         monkeypatch.setattr(collectives, "place", lambda: (rank, size))
@@ -50,7 +50,7 @@ def as_rank(monkeypatch):
 
 @pytest.fixture
 def job(as_rank):
-    """Positions of all ranks."""
+    """Makes the positions of all ranks."""
 
     def made(make, size, **options):
         positions = []
@@ -63,12 +63,12 @@ def job(as_rank):
 
 
 def step(positions):
-    """The samples of one batch of all ranks."""
+    """The samples in the next batch of all ranks together."""
     return sorted(int(one) for position in positions for one in position.next().tolist())
 
 
 def moved(before, after):
-    """The other job goes where rank 0 of this one was."""
+    """Load the state of rank 0 of `before` on all ranks of `after`."""
     state = before[0].state()
     for position in after:
         position.load(copy.deepcopy(state))
@@ -78,7 +78,7 @@ def moved(before, after):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("old", "new"), [(4, 2), (2, 4), (1, 4), (4, 1), (3, 2), (2, 6)])
 def test_another_number_of_ranks_continues_after_the_same_sample(kind, old, new, job):
-    """No sample of the epoch twice, none never, and the next epoch is what it would have been."""
+    """The rest of the epoch has each sample once, and the next epoch is the undisturbed one."""
     make = KINDS[kind]
     before = job(make, old, batch=12 // old, seed=3)
     for position in before:
@@ -95,7 +95,7 @@ def test_another_number_of_ranks_continues_after_the_same_sample(kind, old, new,
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_another_batch_size_continues_after_the_same_sample_where_one_begins(kind, job):
-    """The place in an epoch is counted in samples."""
+    """The position in an epoch is counted in samples."""
     make = KINDS[kind]
     before = job(make, 2, batch=4)
     seen = [step(before) for _ in range(3)]
@@ -112,7 +112,7 @@ def test_another_batch_size_continues_after_the_same_sample_where_one_begins(kin
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("drop_last", [True, False])
 def test_the_end_of_an_epoch_is_its_end_for_any_number_of_ranks(kind, drop_last, job):
-    """Where it is padded or cut off the counts of samples differ, and say nothing."""
+    """With padding or `drop_last`, the samples in an epoch depend on the number of ranks."""
     make, options = KINDS[kind], {"num_samples": 50, "drop_last": drop_last}
     before = job(make, 4, **options)
     num_batches = len(before[0]._loader)
@@ -127,7 +127,7 @@ def test_the_end_of_an_epoch_is_its_end_for_any_number_of_ranks(kind, drop_last,
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_number_of_ranks_keeps_the_place_of_each(kind, job):
-    """As ever: each rank has its own state, and the same bits."""
+    """Each rank loads its own state, and continues with the same batches."""
     make = KINDS[kind]
     before = job(make, 3)
     step(before)
@@ -141,7 +141,7 @@ def test_the_same_number_of_ranks_keeps_the_place_of_each(kind, job):
 
 @pytest.mark.parametrize("is_persistent", [False, True])
 def test_an_interruption_after_the_change_changes_nothing_more(is_persistent, job):
-    """What is saved after it is a place of the new ranks, with workers of their own draws."""
+    """The next save has a position of the new ranks, whose workers have their own draws."""
     options = {"num_workers": 1, "persistent_workers": is_persistent}
 
     def drawing(size, rank):
@@ -169,7 +169,7 @@ def test_an_interruption_after_the_change_changes_nothing_more(is_persistent, jo
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("is_seeded", [False, True])
 def test_a_later_epoch_of_persistent_workers_keeps_its_order(kind, is_seeded, job):
-    """Their seed is drawn in the first epoch, as which they are begun again on a resume."""
+    """A resume starts the workers as in a first epoch, and only a first epoch draws their seed."""
 
     def persistent(size, rank):
         loader = KINDS[kind](size, rank)
@@ -190,7 +190,7 @@ def test_a_later_epoch_of_persistent_workers_keeps_its_order(kind, is_seeded, jo
 
 
 def test_seeded_samples_are_the_same_on_any_number_of_ranks(job):
-    """With workers, too."""
+    """With DataLoader workers, too."""
 
     def augmented(size, rank):
         data = seeded(Numbers(SAMPLES, draws=True), 1)
@@ -235,7 +235,7 @@ def unknown(name):
     "name", ["RandomSampler", "Stream", "StatefulDataLoader", "list", "Deals", "Own"]
 )
 def test_a_loader_of_unknown_order_is_refused_inside_an_epoch(name, job):
-    """By its name, with the loaders that can; the same number of ranks resumes as before."""
+    """The error names it, and loaders that can; the same number of ranks resumes as before."""
     make = unknown(name)
     before = job(make, 4)
     for position in before:
@@ -249,14 +249,14 @@ def test_a_loader_of_unknown_order_is_refused_inside_an_epoch(name, job):
 
 @pytest.mark.parametrize("name", ["RandomSampler", "Stream", "StatefulDataLoader", "list"])
 def test_between_two_epochs_any_loader_can_be_taken_up(name, job):
-    """Nothing of it has been read."""
+    """The new ranks begin the epoch, since none of its batches was read."""
     make = unknown(name)
     after = moved(job(make, 4), job(make, 2))
     assert all(one.next() is not None for one in after)
 
 
 def test_at_the_end_of_an_epoch_a_plain_loader_can_be_taken_up(job):
-    """It has the same end for all; a generator of its own is one rank's, and refused."""
+    """Its end is the same for all ranks; but a generator belongs to one rank, so it is refused."""
 
     def drawn(size, rank):
         generator = torch.Generator().manual_seed(rank)
@@ -287,7 +287,7 @@ def test_at_the_end_of_an_epoch_a_plain_loader_can_be_taken_up(job):
 )
 @pytest.mark.parametrize("kind", KINDS)
 def test_another_order_inside_an_epoch_is_refused_on_any_number_of_ranks(kind, options, words, job):
-    """The rest of the epoch would repeat samples, in silence."""
+    """Otherwise the rest of the epoch would silently repeat samples."""
     make = KINDS[kind]
     before = job(make, 2, seed=3)
     step(before)
@@ -299,7 +299,7 @@ def test_another_order_inside_an_epoch_is_refused_on_any_number_of_ranks(kind, o
 
 
 def test_another_sampler_inside_an_epoch_is_refused(job):
-    """Neither one of another kind, nor one that knows of no ranks."""
+    """A sampler of another kind cannot continue the epoch, nor can one without ranks."""
     before = job(dealt, 2)
     step(before)
     with pytest.raises(
@@ -313,7 +313,7 @@ def test_another_sampler_inside_an_epoch_is_refused(job):
 
 
 def test_a_checkpoint_that_says_nothing_of_ranks_can_be_loaded(job):
-    """It was saved by a forge that knew of none."""
+    """A version of forge saved it that did not support another number of ranks."""
     before = job(dealt, 1)
     before[0].next()
     state = before[0].state()

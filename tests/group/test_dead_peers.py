@@ -1,4 +1,4 @@
-"""A rank that is gone is seen at once by all others, whatever they wait in; a slow one is not."""
+"""All ranks notice at once that a rank is gone, wherever they wait; a slow rank is not gone."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ CODES = {"killed": -signal.SIGKILL, "exits": 0, "leaves": 1}
 @pytest.mark.parametrize("who", [0, 2])
 @pytest.mark.parametrize("how", CODES)
 def test_a_rank_that_ends_alone_is_lost_for_all(how, who, tmp_path):
-    """They would wait for half an hour: in a save, or for the end of an evaluation."""
+    """Otherwise the others would wait for half an hour: in a save, or for an evaluation to end."""
     job = RankedJob(tmp_path, 3, "dying.py", who=who, how=how, where="gather")
     codes = job.run()
     expected = [70] * 3
@@ -30,14 +30,14 @@ def test_a_rank_that_ends_alone_is_lost_for_all(how, who, tmp_path):
 
 
 def test_one_that_trains_on_sees_it_at_its_next_boundary(tmp_path):
-    """It may be in a step without a collective."""
+    """A rank can be in a step without a collective."""
     job = RankedJob(tmp_path, 2, "dying.py", who=1, how="killed", where="agreed")
     assert job.run() == [70, -signal.SIGKILL], job.output
     assert "Rank 1 of 2 is gone" in job.printed[0]
 
 
 def test_a_child_that_outlives_it_does_not_hide_its_end(tmp_path):
-    """Workers of a DataLoader hold open what was open when they were forked."""
+    """A forked DataLoader worker inherits the open sockets of its rank."""
     job = RankedJob(tmp_path, 2, "dying.py", who=1, how="killed", where="gather", has_child=True)
     try:
         assert job.run() == [70, -signal.SIGKILL], job.output
@@ -48,14 +48,14 @@ def test_a_child_that_outlives_it_does_not_hide_its_end(tmp_path):
 
 @pytest.mark.parametrize("then", ["SIGCONT", "SIGKILL"])
 def test_one_that_is_stopped_is_waited_for_while_it_lives(then, tmp_path):
-    """Suspended jobs continue; what was proposed meanwhile is agreed on then."""
+    """A suspended rank can continue; then the ranks agree on what was proposed in the meantime."""
     job = RankedJob(tmp_path, 3, "dying.py", who=2, then=then, where="agreed")
     expected = [0, 0, 0] if then == "SIGCONT" else [70, 70, -signal.SIGKILL]
     assert job.run() == expected, job.output
 
 
 def test_a_stranger_at_the_port_is_no_rank():
-    """Ports are scanned; and a stranger's end is no alarm."""
+    """Port scanners connect, and the end of their connection must not raise an alarm."""
     lost = [[], []]
     first, second = (LivenessMonitor(2, Secret("a", b"key").code_of, one.append) for one in lost)
     port = first.listen(is_local=True)
@@ -63,10 +63,10 @@ def test_a_stranger_at_the_port_is_no_rank():
         with socket.create_connection(("127.0.0.1", port)) as stranger:
             stranger.sendall(hello)
             stranger.shutdown(socket.SHUT_WR)
-            assert stranger.recv(1) == b""  # turned away
+            assert stranger.recv(1) == b""  # rejected
     second.join(1, "127.0.0.1", port, 30)
     second.leave(linger_s=0)
-    until(lambda: lost[0] == [1], "end of the other")  # who may not be admitted yet
+    until(lambda: lost[0] == [1], "end of the other")  # possibly before it was admitted
     first.leave(linger_s=30)
     first.close()
     second.close()

@@ -1,4 +1,4 @@
-"""What is proposed is agreed on, from whichever thread it came."""
+"""A proposal from any thread is part of the consensus."""
 
 import itertools
 import signal
@@ -21,7 +21,7 @@ FACTS = [
 
 @pytest.mark.parametrize("facts", list(itertools.permutations(FACTS)), ids=str)
 def test_facts_of_different_kinds_are_agreed_on_in_any_order(facts):
-    """Two ranks may propose at the same time: what all know must not depend on the order."""
+    """Two ranks can propose at the same time, so the consensus must not depend on the order."""
     agreed = Consensus()
     for fact in facts:
         agreed = agreed.including(fact)
@@ -32,13 +32,13 @@ def test_facts_of_different_kinds_are_agreed_on_in_any_order(facts):
     "later", [StopRequest(143, Reason.cancelled), FinishRequest(0, 1, "other")]
 )
 def test_the_first_of_a_kind_counts(later):
-    """A process leaves with one code, for one reason."""
+    """A process exits with one code, for one reason."""
     agreed = Consensus(stop=FIRST, finish=FACTS[1])
     assert agreed.including(later) == agreed
 
 
 def test_the_save_for_the_latest_step_counts_and_a_call_outranks_the_clock():
-    """A busy disk may have a periodic save left out, but never one that the user has asked for."""
+    """If the disk is busy, forge can skip a periodic save, but not one that a user requested."""
     clock, call = SaveRequest(5, is_periodic=True), SaveRequest(5)
     for facts in itertools.permutations([SaveRequest(3), clock, call]):
         agreed = Consensus()
@@ -49,7 +49,7 @@ def test_the_save_for_the_latest_step_counts_and_a_call_outranks_the_clock():
 
 @pytest.mark.parametrize("kind", [SaveRequest, lambda *a: FinishRequest(0, a[0], "", a[2])])
 def test_what_is_asked_for_after_a_rollback_outranks_what_was_before(kind):
-    """It is for an earlier step, and would be hidden until that of the other comes again."""
+    """The later request is for an earlier step, and must not wait for the step of the other."""
     before, after = kind(9, False, 0), kind(4, False, 1)
     for facts in ((before, after), (after, before)):
         agreed = Consensus().including(facts[0]).including(facts[1])
@@ -64,7 +64,7 @@ def test_each_loop_has_an_end_of_its_own():
 
 
 def test_a_group_of_one_agrees_with_itself_at_once():
-    """One rank asks nobody and waits for nobody."""
+    """A single process has no other rank to wait for."""
     group: Coordinator = SingleProcess()
     assert (group.rank, group.size, group.gather("k", b"v", 0.0)) == (0, 1, [b"v"])
     assert group.agreed(0) == Consensus()
@@ -73,7 +73,7 @@ def test_a_group_of_one_agrees_with_itself_at_once():
 
 
 def test_proposals_from_threads_and_from_a_signal_handler_all_arrive():
-    """A handler may interrupt a proposal halfway: nothing is lost, and nothing deadlocks."""
+    """A signal handler can interrupt a proposal: no request is lost, and there is no deadlock."""
     group, count = SingleProcess(), 200
     before = signal.signal(
         signal.SIGUSR2, lambda *_: group.propose(FinishRequest(0, 1, "from a handler"))

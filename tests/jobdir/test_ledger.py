@@ -1,4 +1,4 @@
-"""What is known of a job after any end: torn lines, kills, rollbacks, attempts, full disks."""
+"""The history of a job after any end: torn lines, kills, rollbacks, attempts, full disks."""
 
 import errno
 import os
@@ -31,7 +31,7 @@ def log(writer, step, **values):
 
 
 def test_attempts_merge_into_what_an_undisturbed_run_would_have_logged(attempt, tmp_path):
-    """Steps that are done again replace what their first time logged."""
+    """The values of a repeated step replace those that it logged first."""
     one = attempt()
     one.write("start", step=0)
     for step in range(5):
@@ -45,7 +45,7 @@ def test_attempts_merge_into_what_an_undisturbed_run_would_have_logged(attempt, 
 
 
 def test_each_rank_has_a_ledger_of_its_own(attempt, tmp_path, monkeypatch):
-    """Two ranks of one attempt would else be two attempts, and log every step twice."""
+    """Otherwise two ranks of one attempt would be two attempts, and would log every step twice."""
     attempt().progress(7)
     monkeypatch.setenv("FORGE_RANK", "1")
     one = attempt()
@@ -59,7 +59,7 @@ def test_each_rank_has_a_ledger_of_its_own(attempt, tmp_path, monkeypatch):
 
 
 def test_a_rollback_forgets_the_steps_it_undoes(attempt, tmp_path):
-    """They are no part of the run that ended well."""
+    """The undone steps are not part of the run in the end."""
     one = attempt()
     one.write("start", step=0)
     for step in range(5):
@@ -71,7 +71,7 @@ def test_a_rollback_forgets_the_steps_it_undoes(attempt, tmp_path):
 
 @pytest.mark.parametrize("lost", range(1, 12))
 def test_a_torn_last_line_costs_that_line_only(lost, attempt, tmp_path):
-    """A power cut in the middle of a write."""
+    """As after a power cut in the middle of a write."""
     one = attempt()
     log(one, 0, loss=1.0)
     log(one, 1, loss=2.0)
@@ -84,7 +84,7 @@ def test_a_torn_last_line_costs_that_line_only(lost, attempt, tmp_path):
 
 @pytest.mark.parametrize("junk", [b"\0" * 50, b"\xff\xfe", b"[]", b"3", b'{"step": 1}', b"null"])
 def test_lines_that_are_no_events_are_left_out(junk, attempt, tmp_path):
-    """Some file systems fill what was not written with zeros."""
+    """On some file systems unwritten parts of a file become zeros."""
     one = attempt()
     log(one, 0, loss=1.0)
     (path,) = (tmp_path / ".forge" / "ledger").iterdir()
@@ -95,7 +95,7 @@ def test_lines_that_are_no_events_are_left_out(junk, attempt, tmp_path):
 
 
 def test_values_that_json_lacks_are_kept(attempt, tmp_path):
-    """A NaN loss is what people look for."""
+    """Users look for a NaN loss in the log."""
     log(attempt(), 0, loss=float("nan"), peak=float("inf"), tiny=5e-324)
     found = ledger.read(tmp_path).metrics[0]
     assert str(found["loss"]) == "nan"
@@ -115,7 +115,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_progress_and_lines_survive_sigkill(attempt, tmp_path):
-    """Nothing is held back in the process: this is what says how much a kill has cost."""
+    """The process buffers nothing, so these files show how much a kill has cost."""
     done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)])
     assert done.returncode == -signal.SIGKILL
     assert ledger.read_progress(tmp_path)[:2] == (1, 999)
@@ -125,7 +125,7 @@ def test_progress_and_lines_survive_sigkill(attempt, tmp_path):
 
 @pytest.mark.parametrize("content", [b"", b"short", bytes(32), b"x" * 32, b"y" * 99])
 def test_a_progress_file_that_is_none_is_no_progress(content, attempt, tmp_path):
-    """A crash of the machine may leave any bytes; the next attempt writes it anew."""
+    """A crash of the machine can leave any bytes; the next attempt overwrites them."""
     (tmp_path / ".forge").mkdir()
     (tmp_path / ".forge" / "progress").write_bytes(content)
     assert ledger.read_progress(tmp_path) is None
@@ -136,13 +136,13 @@ def test_a_progress_file_that_is_none_is_no_progress(content, attempt, tmp_path)
 
 
 def test_the_progress_file_owns_its_bytes_on_disk(attempt, tmp_path):
-    """A hole in it would be a SIGBUS on a full disk, at the first step."""
+    """If the file had a hole, the first step on a full disk would end with SIGBUS."""
     attempt()
     assert (tmp_path / ".forge" / "progress").stat().st_blocks > 0
 
 
 def test_a_full_disk_loses_no_line(attempt, tmp_path, monkeypatch):
-    """Lines wait for room; half-written ones are completed."""
+    """Lines wait until the disk has space, and half-written lines are completed."""
     one = attempt()
     write, left = os.write, [3]
 
@@ -152,7 +152,7 @@ def test_a_full_disk_loses_no_line(attempt, tmp_path, monkeypatch):
         left[0] -= 1
         if left[0] >= 0:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return write(fd, content[:7])  # and then only a little at a time
+        return write(fd, content[:7])  # then only a few bytes at a time
 
     monkeypatch.setattr(os, "write", failing)
     for step in range(3):
@@ -165,7 +165,7 @@ def test_a_full_disk_loses_no_line(attempt, tmp_path, monkeypatch):
 
 
 def test_lines_of_two_threads_are_neither_lost_nor_doubled(attempt, tmp_path):
-    """A save beside training notes itself while the loop logs."""
+    """A save in the background writes its events while the loop logs."""
     one = attempt()
     barrier = threading.Barrier(3)
 
@@ -185,14 +185,14 @@ def test_lines_of_two_threads_are_neither_lost_nor_doubled(attempt, tmp_path):
 
 
 def test_a_number_that_another_attempt_took_is_skipped(attempt, tmp_path, monkeypatch):
-    """A zombie and its successor may start in the same moment."""
+    """A leftover process and its successor can start in the same moment."""
     attempt()
     monkeypatch.setattr(ledger, "_numbers", lambda folder: [])
     assert attempt().attempt == 2
 
 
 def test_a_job_without_a_ledger_has_an_empty_history(tmp_path):
-    """Asked about before its first start."""
+    """As before its first start."""
     (tmp_path / ".forge").mkdir()
     assert ledger.read(tmp_path).attempts == []
     assert ledger.read_progress(tmp_path) is None

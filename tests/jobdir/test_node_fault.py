@@ -1,4 +1,4 @@
-"""What a rank says of its node before it leaves with 69."""
+"""The record of a sick node, which a rank writes before it exits with 69."""
 
 from forge.jobdir import node_fault
 from forge.jobdir.job_files import RANK, forge_dir
@@ -6,7 +6,7 @@ from forge.jobdir.node_fault import NodeFault
 
 
 def test_each_rank_says_it_for_itself(tmp_path, monkeypatch):
-    """All leave with the same code: only who says so is on a sick node."""
+    """All ranks exit with the same code, so only the record shows whose node is sick."""
     assert node_fault.read_all(tmp_path, 3) == {}
     monkeypatch.setenv(RANK, "2")
     node_fault.write(
@@ -19,7 +19,7 @@ def test_each_rank_says_it_for_itself(tmp_path, monkeypatch):
 
 
 def test_what_makes_no_sense_says_nothing(tmp_path):
-    """Another version's, or damaged; the exit code is there in any case."""
+    """A record of another version or a damaged one is ignored; there is still the exit code."""
     node_fault.write(tmp_path, node_fault.NodeFault("n1", "ecc", "text", "refuse"))
     for text in ('{"node": "n1"}', "[]", "{", ""):
         (forge_dir(tmp_path) / node_fault.FILE).write_text(text)
@@ -27,7 +27,7 @@ def test_what_makes_no_sense_says_nothing(tmp_path):
 
 
 def test_a_full_disk_keeps_nobody_from_leaving(tmp_path):
-    """The exit code says the same, but not which node."""
+    """The exit code still shows that a check failed, but not on which node."""
     forge_dir(tmp_path).write_text("no directory")
     node_fault.write(tmp_path, node_fault.NodeFault("n1", "ecc", "text", "refuse"))
     assert node_fault.read_all(tmp_path, 1) == {}

@@ -1,4 +1,4 @@
-"""States in files do not say what they are of: what torch would take in silence is refused."""
+"""State files do not name their class: forge refuses wrong ones that torch would load silently."""
 
 import copy
 
@@ -36,7 +36,7 @@ def schedule(make):
 
 
 class Custom(optim.Optimizer):
-    """With a state that is no dict, and fewer settings than Adam has."""
+    """An optimizer whose states are not dicts, with fewer settings than Adam."""
 
     def __init__(self, parameters, lr=0.1):
         super().__init__(parameters, {"lr": lr})
@@ -77,7 +77,7 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("case", OPTIMIZERS)
 def test_the_state_of_another_optimizer_is_told_by_its_settings(case, tmp_path):
-    """SGD with Adam's settings fails at its first step, and Adam's averages are of no use to it."""
+    """SGD with Adam's settings fails at its first step, and has no use for Adam's averages."""
     kind, options, other, complaint = OPTIMIZERS[case]
     state = trained(kind, **options).state_dict()
     layer = nn.Linear(2, 1)
@@ -129,14 +129,14 @@ SCHEDULES = {
 
 @pytest.mark.parametrize("case", SCHEDULES)
 def test_the_state_of_another_schedule_is_told_by_its_attributes(case, tmp_path):
-    """They would be set, and never looked at."""
+    """torch would set them as attributes that the schedule never reads."""
     source, target, complaint = SCHEDULES[case]
     state = schedule(source).state_dict()
     live = StateRegistry({"s": schedule(target)})
     before = text_of(live)
     if complaint is None:
         state["last_epoch"] = 4
-        state["verbose"] = False  # as older versions of torch have it
+        state["verbose"] = False  # as in older versions of torch
         begin(live, {"s": state}, tmp_path)
         assert live.objects["s"].last_epoch == 4
     else:
@@ -156,7 +156,7 @@ BAD_GROUPS = {
 
 @pytest.mark.parametrize("case", BAD_GROUPS)
 def test_a_group_that_lacks_something_is_named(case, tmp_path):
-    """SGD without a rate fails at its first step."""
+    """SGD without a learning rate fails at its first step."""
     group, complaint = BAD_GROUPS[case]
     full = optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0).state_dict()["param_groups"][0]
     group = {key: value for key, value in full.items() if key not in ("lr", "params")} | group
@@ -171,7 +171,7 @@ def test_a_group_that_lacks_something_is_named(case, tmp_path):
 
 
 class Fussy:
-    """Refuses a state."""
+    """Refuses states with a negative value."""
 
     def __init__(self):
         self.value = 1
@@ -186,14 +186,14 @@ class Fussy:
 
 
 def test_a_refusal_by_an_object_is_named(tmp_path):
-    """What it means by it nobody can compare beforehand; the run does not start."""
+    """forge cannot check such a state before it is loaded, but the run does not start."""
     live = StateRegistry({"f": Fussy()})
     with pytest.raises(StateMismatch, match=r"(?s)f: .*no such thing as -1.*run does not start"):
         begin(live, {"f": {"value": -1}}, tmp_path)
 
 
 def test_a_checkpoint_brings_what_only_its_optimizer_held(open_store, tmp_path):
-    """Momentum without the weights that it belongs to would be half of a state."""
+    """Momentum without its weights would be half of the state."""
 
     def build(value):
         bare = nn.Parameter(torch.full((2,), value))

@@ -1,4 +1,4 @@
-"""Generators, and a number of ranks, that no forge has written: refused before any work is done."""
+"""Impossible generator states and numbers of ranks: refused before forge does any work for them."""
 
 import json
 import signal
@@ -16,7 +16,7 @@ from forge.checkpoint.format.checksums import entry_of
 
 @pytest.fixture(autouse=True)
 def _lives_on():
-    """What hangs is interrupted: its test would take all the time there is."""
+    """Interrupts a test that hangs, which would otherwise use up the time of the whole test run."""
     signal.signal(signal.SIGALRM, signal.default_int_handler)
     signal.alarm(60)
     with outliving():
@@ -40,7 +40,7 @@ def train(directory, *, until=None, registered=None):
 
 
 def damage(directory, old, new):
-    """Rewrite the newest checkpoint with checksums that match."""
+    """Edit the newest checkpoint, and update its checksums."""
     path = directory / "step_4"
     text = (path / STATE).read_text()
     assert old in text
@@ -70,7 +70,7 @@ def test_seeds_that_would_take_forever_are_damage(tmp_path, where, old, new):
 
 
 def test_children_that_would_take_forever_to_spawn_are_a_mismatch(tmp_path):
-    """A generator that is there already follows by spawning as many."""
+    """A generator that exists already can only catch up by spawning as many children."""
     with pytest.raises(RuntimeError, match="killed"):
         train(tmp_path, until=5, registered=numpy.random.default_rng(5))
     damage(tmp_path, '"n_children_spawned": 0', '"n_children_spawned": 4000000000')
@@ -81,7 +81,7 @@ def test_children_that_would_take_forever_to_spawn_are_a_mismatch(tmp_path):
 
 @pytest.mark.parametrize("device", ["cuda:99", "meta", "xla"])
 def test_a_generator_of_a_device_that_is_not_here_is_one_error(tmp_path, device):
-    """It was a traceback."""
+    """An error and not a traceback."""
     with pytest.raises(RuntimeError, match="killed"):
         train(tmp_path, until=5)
     damage(tmp_path, '"device": "cpu"', f'"device": "{device}"')
@@ -94,7 +94,7 @@ def test_a_generator_of_a_device_that_is_not_here_is_one_error(tmp_path, device)
     "content", ['{"kind": 3', '{"kind": "numpy", "seeds": [1]', '{"kind": null']
 )
 def test_a_generator_of_nonsense_is_damage(tmp_path, content):
-    """The checkpoint before it is as good as ever."""
+    """The run resumes from the checkpoint before."""
     with pytest.raises(RuntimeError, match="killed"):
         train(tmp_path, until=5)
     damage(tmp_path, '{"path": ["mask"], "kind": "torch"', content + ', "path": ["mask"]')
@@ -102,7 +102,7 @@ def test_a_generator_of_nonsense_is_damage(tmp_path, content):
 
 
 def test_a_generator_that_could_not_be_restored_is_refused_as_it_is_assigned(tmp_path):
-    """It would be saved, and no start could load it."""
+    """Otherwise it would be saved, and no later start could load it."""
     seeds = numpy.random.SeedSequence(3, pool_size=1 << 13)
     with a_run(tmp_path) as run, pytest.raises(forge.errors.CheckpointError, match="pool_size"):
         run.state["rng"] = numpy.random.Generator(numpy.random.PCG64(seeds))
@@ -110,7 +110,7 @@ def test_a_generator_that_could_not_be_restored_is_refused_as_it_is_assigned(tmp
 
 @pytest.mark.parametrize("size", [1_000_000_000, 2, 0, -1])
 def test_a_number_of_ranks_whose_files_are_not_there_is_damage(tmp_path, size):
-    """The names of their files alone would take all the memory there is."""
+    """The list of their file names alone would take all the memory."""
     with pytest.raises(RuntimeError, match="killed"):
         train(tmp_path, until=5)
     rewrite_manifest(tmp_path / "step_4", world_size=size)
@@ -119,7 +119,7 @@ def test_a_number_of_ranks_whose_files_are_not_there_is_damage(tmp_path, size):
 
 @pytest.mark.parametrize("created", ["NaN", "1e300", "-Infinity"])
 def test_a_time_that_is_none_is_damage(tmp_path, created):
-    """`forge show` ended with a traceback."""
+    """Otherwise `forge show` would end with a traceback."""
     with pytest.raises(RuntimeError, match="killed"):
         train(tmp_path, until=5)
     rewrite_manifest(tmp_path / "step_4", created=float(created))

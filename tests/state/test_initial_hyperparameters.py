@@ -1,4 +1,4 @@
-"""What a script builds otherwise than at the first start, put into what a checkpoint holds."""
+"""Hyperparameters that the script builds differently now, put into the state of a checkpoint."""
 
 import copy
 from functools import partial
@@ -52,7 +52,7 @@ def trained(found, steps=6):
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize(("lr", "n"), [(0.1, 2), (0.4, 1)])
 def test_a_changed_schedule_is_where_it_would_be_had_it_always_been_so(kind, lr, n):
-    """The rate, what is cycled with it, and every value of the schedule."""
+    """The learning rate, settings that are cycled with it, and every value of the schedule."""
     first = objects(kind=kind)
     record = InitialHyperparameters(first).record
     saved = trained(first)
@@ -67,7 +67,7 @@ def test_a_changed_schedule_is_where_it_would_be_had_it_always_been_so(kind, lr,
 def test_where_nothing_is_built_otherwise_nothing_changes(kind):
     first = objects(kind=kind)
     saved = trained(first)
-    saved["optimizer"]["param_groups"][0]["eps"] = 0.5  # the loop has done that
+    saved["optimizer"]["param_groups"][0]["eps"] = 0.5  # as the loop can do
     before = copy.deepcopy(saved)
     assert (
         InitialHyperparameters(objects(kind=kind)).adapt(
@@ -80,7 +80,7 @@ def test_where_nothing_is_built_otherwise_nothing_changes(kind):
 
 def test_only_what_is_built_otherwise_is_put_in():
     saved = trained(objects())
-    saved["optimizer"]["param_groups"][0]["lr"] = 0.01  # the loop has done that
+    saved["optimizer"]["param_groups"][0]["lr"] = 0.01  # as the loop can do
     found = InitialHyperparameters(objects(betas=(0.5, 0.9))).adapt(
         saved, InitialHyperparameters(objects()).record
     )
@@ -126,7 +126,7 @@ def test_a_scaler_takes_its_interval_and_keeps_its_scale():
 
 
 class Odd:
-    """A user's own object."""
+    """An object of a user's own class."""
 
     def __init__(self, seed):
         self.seed = seed
@@ -139,7 +139,7 @@ class Odd:
 
 
 def test_what_a_user_s_object_has_drawn_is_no_setting():
-    """An order of a million indices belongs to the checkpoint, not into a record."""
+    """An order of a million indices belongs to the checkpoint, not to this record."""
     drawn = Odd(list(range(101)))
     assert InitialHyperparameters({"odd": drawn}).record == {"odd": {"(class)": "Odd"}}
     InitialHyperparameters({"odd": Odd(list(range(7, 200)))}).check(

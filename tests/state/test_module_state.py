@@ -1,4 +1,4 @@
-"""Modules that load in ways of their own; tensors of theirs that torch does not load or save."""
+"""Modules with their own loading code, and tensors in them that torch does not load or save."""
 
 import copy
 
@@ -25,7 +25,7 @@ class Counting(nn.Module):
 
 
 def test_a_buffer_that_is_not_saved_is_named_once_it_has_changed(caplog):
-    """It was lost in silence at every resume; constants, and caches that grow, are no news."""
+    """Every resume would silently lose it; constants, and caches that grow, need no warning."""
     model = nn.Sequential(Counting())
     live = StateRegistry({"model": model, "generator": torch.Generator()})
     live.capture()
@@ -65,7 +65,7 @@ def test_expanded_tensors_are_refused_by_name_before_the_first_step(kind):
 
 
 class Grows(nn.Linear):
-    """Has state that gets longer as it trains."""
+    """Has extra state that gets longer during training."""
 
     def __init__(self):
         super().__init__(1, 1)
@@ -79,7 +79,7 @@ class Grows(nn.Linear):
 
 
 class Appears(Grows):
-    """Has none before the first step."""
+    """Has no extra state before the first step."""
 
     def get_extra_state(self):
         return {"seen": self.seen} if self.seen else None
@@ -89,7 +89,7 @@ class Appears(Grows):
 
 
 class Resizes(nn.Module):
-    """As the observers of torch.ao do: a buffer is as long as there are channels."""
+    """As in the observers of torch.ao, the buffer gets as long as there are channels."""
 
     def __init__(self):
         super().__init__()
@@ -111,7 +111,7 @@ class ResizesAll(nn.Linear):
 
 
 def quantized():
-    """Fake quantization by channel, which torch's own classes load."""
+    """Fake quantization per channel, whose state torch's own classes load."""
     quantization = torch.ao.quantization
     layer = nn.Linear(2, 3)
     layer.qconfig = quantization.get_default_qat_qconfig("x86")
@@ -131,13 +131,13 @@ def use(module):
 @pytest.mark.filterwarnings("ignore:Please use quant_min")
 @pytest.mark.parametrize("kind", [Grows, Appears, Resizes, ResizesAll, quantized])
 def test_a_module_that_loads_what_a_new_one_has_not_is_left_to_it(kind):
-    """It has grown while it trained; `load_state_dict` takes it, so a resume has to."""
+    """It has grown during training; `load_state_dict` accepts it, so a resume has to, too."""
     old, new = kind(), kind()
     use(old)
     saved = copy.deepcopy(StateRegistry({"m": old}).capture())
     live = StateRegistry({"m": nn.ModuleDict({"inner": new})})
     saved["states"]["m"] = {f"inner.{k}": v for k, v in saved["states"]["m"].items()}
-    if kind is ResizesAll:  # torch asks only the outermost one for this
+    if kind is ResizesAll:  # torch calls it for the outermost module only
         live = StateRegistry({"m": new})
         saved["states"]["m"] = {k[6:]: v for k, v in saved["states"]["m"].items()}
     live.load(saved)
@@ -150,7 +150,7 @@ class TakesAll(nn.Linear):
 
 
 def test_what_a_module_left_out_as_it_loaded_is_named_all_the_same():
-    """Left to itself beforehand, compared afterwards: no silent fresh start."""
+    """forge compares after loading, too: nothing silently keeps its initial value."""
     saved = StateRegistry({"m": nn.Linear(3, 1)}).capture()
     saved["states"]["m"]["scale"] = torch.ones(1)
     with pytest.raises(StateMismatch, match=r"m\.scale: float32\[1\] in .*, nothing in the object"):

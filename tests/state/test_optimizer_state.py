@@ -1,4 +1,4 @@
-"""An optimizer's state comes back as it was, in whatever it is kept."""
+"""An optimizer's state is restored exactly, in containers of any kind."""
 
 import collections
 import copy
@@ -15,7 +15,7 @@ from forge.state.registry import StateRegistry
 
 
 class Keeps(torch.optim.Optimizer):
-    """Its state is what it is given."""
+    """Has the given state for each parameter."""
 
     def __init__(self, parameters, state=None):
         super().__init__(parameters, {})
@@ -47,7 +47,7 @@ STATES = {
 @pytest.mark.parametrize("case", STATES)
 @pytest.mark.parametrize("is_new", [True, False])
 def test_state_in_containers_keeps_its_bits(case, is_new, store):
-    """Factors of float32 for parameters in bfloat16 would come back with a third of their bits."""
+    """Otherwise float32 factors of bfloat16 parameters would lose two thirds of their bits."""
     old, new = (nn.Linear(2, 2, bias=False, dtype=torch.bfloat16) for _ in range(2))
     live = StateRegistry({"m": old, "o": Keeps(old.parameters(), STATES[case]())})
     save(store, live)
@@ -78,7 +78,7 @@ def mixed():
 
 
 def test_lbfgs_over_parameters_of_two_dtypes_goes_on(store):
-    """It keeps all of its lists with the first parameter, which has float32 here."""
+    """LBFGS stores all of its lists with the first parameter, which has float32 here."""
 
     def train(module, optimizer, num_steps):
         def closure():
@@ -103,7 +103,7 @@ def test_lbfgs_over_parameters_of_two_dtypes_goes_on(store):
 
 @pytest.mark.parametrize("way", ["read in place", "put back twice"])
 def test_what_parameters_share_is_one_tensor_again(way, store):
-    """A counter for all of them would count for one."""
+    """Otherwise a counter for all parameters would count for one of them."""
     old, new = nn.Linear(2, 2), nn.Linear(2, 2)
     optimizer = Keeps(new.parameters())
     live = StateRegistry({"m": old, "o": Keeps(old.parameters(), {"count": torch.zeros(1)})})
@@ -121,7 +121,7 @@ def test_what_parameters_share_is_one_tensor_again(way, store):
 
 
 def test_state_that_is_the_parameter_itself_is_so_again(store):
-    """As masters in float32 are, for parameters that are in float32 anyway."""
+    """As for float32 master weights, if the parameters are in float32 anyway."""
     old, new = nn.Linear(2, 2), nn.Linear(2, 2)
     optimizer = Keeps(old.parameters())
     optimizer.state[old.weight]["master"] = old.weight.detach()
@@ -133,7 +133,7 @@ def test_state_that_is_the_parameter_itself_is_so_again(store):
 
 
 def test_the_step_of_a_capturable_optimizer_keeps_its_dtype():
-    """Under a default dtype of float64 it is counted in that; loading makes it float32."""
+    """With a default dtype of float64 the counter has float64, and torch loads it as float32."""
     torch.set_default_dtype(torch.float64)
     try:
         layers = [nn.Linear(2, 2), nn.Linear(2, 2)]
@@ -143,14 +143,14 @@ def test_the_step_of_a_capturable_optimizer_keeps_its_dtype():
         old.zero_grad()
     finally:
         torch.set_default_dtype(torch.float32)
-    # As on a GPU: it cannot be stepped on a CPU.
+    # As on a GPU: a capturable optimizer cannot step on a CPU.
     old.param_groups[0]["capturable"] = new.param_groups[0]["capturable"] = True
     StateRegistry({"o": new}).load(StateRegistry({"o": old}).capture())
     assert {state["step"].dtype for state in new.state.values()} == {torch.float64}
 
 
 def test_the_users_hooks_see_the_exact_state_and_have_the_last_word(store):
-    """A hook that renames or adds something is not undone."""
+    """forge does not undo what a user's hook renames or adds."""
     old, new = (nn.Linear(2, 2, bias=False, dtype=torch.bfloat16) for _ in range(2))
     save(store, StateRegistry({"o": Keeps(old.parameters(), {"old": [third(2)]})}))
     optimizer, seen = Keeps(new.parameters()), []
@@ -172,7 +172,7 @@ def test_the_users_hooks_see_the_exact_state_and_have_the_last_word(store):
 
 
 def test_state_of_no_parameter_is_a_copy():
-    """What belongs to the optimizer as a whole is loaded as it is by torch."""
+    """torch loads the state of the whole optimizer; later steps must not change the saved state."""
     layer = nn.Linear(2, 2)
     optimizer = Keeps(layer.parameters())
     optimizer.state["all"] = {"count": torch.zeros(1)}
@@ -184,7 +184,7 @@ def test_state_of_no_parameter_is_a_copy():
 
 
 class Two(torch.optim.Optimizer):
-    """Wraps others, and saves them in a layout of its own."""
+    """Wraps other optimizers, and saves them in its own layout."""
 
     def __init__(self, *inner):
         self.inner = inner
@@ -206,7 +206,7 @@ class Two(torch.optim.Optimizer):
 
 
 def test_an_optimizer_that_wraps_others_is_left_to_itself(store):
-    """It need not have what torch's own state looks like."""
+    """Its state can look different from torch's."""
     layers = [nn.Linear(2, 2), nn.Linear(2, 2)]
     old, new = (
         Two(torch.optim.Adam([one.weight]), torch.optim.SGD([one.bias], lr=1.0)) for one in layers
@@ -220,7 +220,7 @@ def test_an_optimizer_that_wraps_others_is_left_to_itself(store):
 
 
 def test_parameters_in_another_order_are_refused_by_name(store):
-    """A set has another one in each process: of one shape, they took over each other's state."""
+    """A set has another order in each process: parameters of one shape would swap their states."""
     old, new = (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)) for _ in range(2))
     save(store, StateRegistry({"m": old, "a": torch.optim.AdamW(old.parameters())}))
     again = StateRegistry(
@@ -234,7 +234,7 @@ def test_parameters_in_another_order_are_refused_by_name(store):
 
 @pytest.mark.parametrize(("num_live", "num_saved"), [(1, 2), (2, 1)])
 def test_another_number_of_parameters_is_named(num_live, num_saved):
-    """More or fewer: what was saved of one parameter must not go to another."""
+    """More or fewer: the saved state of one parameter must not go to another."""
     live, saved = (
         torch.optim.SGD([torch.zeros(2, requires_grad=True) for _ in range(number)], lr=0.1)
         for number in (num_live, num_saved)
@@ -245,7 +245,7 @@ def test_another_number_of_parameters_is_named(num_live, num_saved):
 
 
 def test_groups_and_states_stay_the_very_dicts_that_they_were():
-    """Another optimizer may share them, as in SAM, and the script may have a name for one."""
+    """Another optimizer can share them, as in SAM, and the script can have a reference to one."""
     layer = nn.Linear(2, 2)
     outer = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
     inner = torch.optim.SGD(outer.param_groups, lr=0.1, momentum=0.9)
@@ -264,7 +264,7 @@ def test_groups_and_states_stay_the_very_dicts_that_they_were():
 
 
 class Sharpness(torch.optim.Optimizer):
-    """As SAM is commonly published: another optimizer steps its groups, also once it was loaded."""
+    """SAM as commonly published: another optimizer steps its groups, also after loading."""
 
     def __init__(self, parameters):
         super().__init__(parameters, {"lr": 0.1})
@@ -278,7 +278,7 @@ class Sharpness(torch.optim.Optimizer):
 
 @pytest.mark.parametrize("order", [["outer", "inner"], ["inner", "outer"]])
 def test_an_optimizer_inside_another_keeps_the_groups_of_both(order):
-    """A schedule of the outer one set the rate of nobody after a resume, in silence."""
+    """Otherwise a schedule of the outer optimizer would silently have no effect after a resume."""
     outer = Sharpness(torch.nn.Linear(2, 1).parameters())
     both = {"outer": outer, "inner": outer.base}
     registry = StateRegistry({name: both[name] for name in order})

@@ -1,4 +1,4 @@
-"""State goes back into the objects it came from, exactly, or nothing changes and it is said why."""
+"""State is restored exactly into its objects, or nothing changes and the error says why."""
 
 import copy
 import itertools
@@ -74,7 +74,7 @@ def test_a_module_that_does_not_fit_is_named_leaf_by_leaf(case):
 
 
 def test_many_differences_are_counted_not_listed():
-    """A wholly other model has hundreds."""
+    """A completely different model has hundreds of differences."""
     text = refusal(
         StateRegistry({"m": model(*[2] * 9)}), StateRegistry({"m": model(2, 3)}).capture()
     )
@@ -83,7 +83,7 @@ def test_many_differences_are_counted_not_listed():
 
 
 def test_an_object_too_few_or_too_many_is_named():
-    """A forgotten schedule would start again from its first rate."""
+    """Otherwise a forgotten schedule would start again with its first learning rate."""
     one, two = (
         StateRegistry({"a": model(1, 1)}),
         StateRegistry({"a": model(1, 1), "b": model(1, 1)}),
@@ -93,7 +93,7 @@ def test_an_object_too_few_or_too_many_is_named():
 
 
 def test_another_optimizer_is_refused():
-    """Adam's averages would be dropped by SGD without a word."""
+    """SGD would silently drop Adam's averages."""
     layer = model(2, 1)
     saved = StateRegistry({"o": torch.optim.Adam(layer.parameters())}).capture()
     text = refusal(StateRegistry({"o": torch.optim.SGD(layer.parameters(), lr=1.0)}), saved)
@@ -101,7 +101,7 @@ def test_another_optimizer_is_refused():
 
 
 def test_other_parameter_groups_are_refused():
-    """Rates and decay would go to the wrong parameters."""
+    """Otherwise learning rates and weight decays would apply to the wrong parameters."""
     one, two = model(2, 1), model(2, 1, 1)
     saved = StateRegistry({"o": torch.optim.SGD(one.parameters(), lr=1.0)}).capture()
     groups = [{"params": [p]} for p in one.parameters()]
@@ -113,7 +113,7 @@ def test_other_parameter_groups_are_refused():
 
 @pytest.mark.parametrize("shape", [(2, 4), (4, 2)])
 def test_averages_of_parameters_of_another_shape_are_refused(shape):
-    """Where the parameters belong to no registered module, only the optimizer's state tells."""
+    """If no registered module has the parameters, only the optimizer's state shows it."""
     old = nn.Parameter(torch.ones(1, 8))
     optimizer = torch.optim.Adam([old])
     old.sum().backward()
@@ -141,7 +141,7 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("sizes", [(3, 2), (4, 1), (1, 1), (1, 5)], ids=str)
 def test_every_optimizer_goes_back_to_the_same_bits(name, sizes):
-    """Factored and flat state has other shapes than its parameters, and is no mismatch."""
+    """Factored and flat states have other shapes than their parameters, which is not a mismatch."""
     kind = getattr(torch.optim, name)
     layer = model(*sizes)
     layer.insert(0, nn.LayerNorm(sizes[0]))  # its first parameter has one dimension
@@ -155,7 +155,7 @@ def test_every_optimizer_goes_back_to_the_same_bits(name, sizes):
 
 
 class Float32Momentum(torch.optim.Optimizer):
-    """Keeps averages in float32 for parameters in bfloat16, as many do."""
+    """Has float32 averages for bfloat16 parameters, as many optimizers do."""
 
     def __init__(self, parameters):
         super().__init__(parameters, {})
@@ -169,7 +169,7 @@ class Float32Momentum(torch.optim.Optimizer):
 
 
 def test_averages_in_a_wider_type_than_their_parameters_stay_exact():
-    """`Optimizer.load_state_dict` casts them to bfloat16: two thirds of the bits are lost."""
+    """`Optimizer.load_state_dict` casts them to bfloat16, which loses two thirds of the bits."""
     layer = model(2, 1, dtype=torch.bfloat16)
     saved = StateRegistry({"o": trained(Float32Momentum, layer)}).capture()
     optimizer = Float32Momentum(layer.parameters())
@@ -180,7 +180,7 @@ def test_averages_in_a_wider_type_than_their_parameters_stay_exact():
 
 
 def test_what_was_loaded_is_independent_of_the_checkpoint_in_memory():
-    """Else a second load of it, in a step that is repeated, would find it trained on."""
+    """Otherwise a second load, for a repeated step, would get values that training has changed."""
     layer = model(2, 1)
     live = StateRegistry({"layer": layer, "o": trained(torch.optim.Adam, layer)})
     layer(torch.ones(1, 2)).sum().backward()
@@ -193,7 +193,7 @@ def test_what_was_loaded_is_independent_of_the_checkpoint_in_memory():
 
 
 def test_gradients_that_are_being_accumulated_come_back_and_others_are_cleared():
-    """A stop between two micro-batches is a stop as any other."""
+    """A stop between two micro-batches has to be exact, too."""
     layer = model(2, 1)
     live = StateRegistry({"layer": layer})
     layer[0].weight.grad = torch.tensor([[1.0, 2.0]])
@@ -205,7 +205,7 @@ def test_gradients_that_are_being_accumulated_come_back_and_others_are_cleared()
 
 
 def test_tied_parameters_and_generators_are_taken_once():
-    """A generator is no module, but decides what is drawn next."""
+    """A generator is not a module, but its state decides the next draws."""
     layer = nn.Linear(2, 2)
     layer.again = layer.weight
     generator = torch.Generator().manual_seed(1)
@@ -218,7 +218,7 @@ def test_tied_parameters_and_generators_are_taken_once():
 
 
 def test_accumulated_gradients_of_shared_parameters_know_them_by_any_name():
-    """Which name comes first depends on the order of the arguments, which means nothing."""
+    """A parameter's first name depends on the order of the arguments, which must not matter."""
     one = nn.Linear(2, 1)
     two = nn.Sequential(one)
     one.weight.grad = torch.tensor([[1.0, 2.0]])
@@ -232,7 +232,7 @@ def test_accumulated_gradients_of_shared_parameters_know_them_by_any_name():
 
 
 def test_a_gradient_that_belongs_to_nothing_is_named():
-    """It was accumulated for something."""
+    """Otherwise the accumulated gradient would be lost."""
     layer = nn.Linear(2, 1)
     live = StateRegistry({"layer": layer})
     saved = live.capture()
@@ -254,14 +254,14 @@ class Average:
 
 @pytest.mark.parametrize("first", ["__main__", "__mp_main__"])
 def test_a_class_of_the_script_is_one_in_a_sweep_and_alone(first, monkeypatch):
-    """A job of a sweep imports the script as multiprocessing does; its resume.sh starts it."""
+    """A sweep imports the script as multiprocessing does, but `resume.sh` runs it as `__main__`."""
     second = {"__main__": "__mp_main__", "__mp_main__": "__main__"}[first]
     monkeypatch.setattr(Average, "__module__", first)
     average = Average()
     average.value = 3
     saved = StateRegistry({"a": average}).capture()
     assert saved["kinds"] == {"a": "__main__.Average"}
-    saved["kinds"]["a"] = f"{first}.Average"  # as checkpoints were written at first
+    saved["kinds"]["a"] = f"{first}.Average"  # as in checkpoints of the first versions
     monkeypatch.setattr(Average, "__module__", second)
     average.value = 0
     StateRegistry({"a": average}).load(saved)
@@ -294,14 +294,14 @@ class Fails:
 
 
 def test_an_objects_own_refusal_is_named():
-    """Which of ten objects it was is the first question."""
+    """With ten objects in a run, the first question is which of them failed."""
     live = StateRegistry({"mine": Fails()})
     with pytest.raises(StateMismatch, match=r"mine: .*Fails\.load_state_dict failed: 'b'"):
         live.load(live.capture())
 
 
 def test_lists_and_dicts_of_objects_are_saved_one_by_one():
-    """As a script with two optimizers has them; a message names the one that it is about."""
+    """For scripts with two optimizers, for example; an error names the element."""
     nets = {"actor": model(2, 1), "critic": model(2, 1)}
     optimizers = [trained(torch.optim.Adam, net) for net in nets.values()]
     registry = StateRegistry({"nets": nets, "optimizers": tuple(optimizers)})
@@ -337,7 +337,7 @@ def test_generators_of_every_kind_come_back_in_place(make):
 
 
 def test_the_state_of_another_kind_of_generator_is_refused():
-    """Its sequence would be another one."""
+    """The generator would draw another sequence."""
     saved = StateRegistry({"rng": np.random.Generator(np.random.PCG64(3))}).capture()
     other = np.random.Generator(np.random.MT19937(3))
     with pytest.raises(StateMismatch, match=r"rng: .*saved state is of .*PCG64.*MT19937"):

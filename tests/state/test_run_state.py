@@ -1,4 +1,4 @@
-"""`run.state`: what the user keeps in it comes back to the bit, in place, or is refused by path."""
+"""`run.state`: the user's values are restored exactly and in place, or refused by path."""
 
 import math
 import random
@@ -19,7 +19,7 @@ numpy = pytest.importorskip("numpy")
 
 
 def saved(state, tmp_path):
-    """The state as a checkpoint returns it."""
+    """The state after a save and a load."""
     with closing(Store(tmp_path, CheckpointConfig())) as store:
         store.commit(store.snapshot(1, state.capture(), is_complete=False, copy=False))
         return store.newest().state
@@ -45,7 +45,7 @@ def draws(state):
 
 
 def test_all_kinds_of_values_come_back_to_the_bit(tmp_path):
-    """Generators as well, at the place in their sequences."""
+    """Generators, too: they continue at the same position."""
     before, after = filled(), RunState()
     draws(before)
     after.restore(saved(before, tmp_path))
@@ -59,7 +59,7 @@ def test_all_kinds_of_values_come_back_to_the_bit(tmp_path):
 
 @pytest.mark.parametrize("already", ["nothing", "as at the start", "ahead"])
 def test_a_generator_goes_on_with_the_children_that_it_would_spawn(already, tmp_path):
-    """Theirs are streams of their own: one that came again would correlate with its twin."""
+    """Each child has its own stream: a stream that is spawned twice correlates with itself."""
     before, after = RunState(), RunState()
     before["rng"] = numpy.random.default_rng(5)
     before["rng"].bit_generator.seed_seq.spawn(3)
@@ -76,7 +76,7 @@ def test_a_generator_goes_on_with_the_children_that_it_would_spawn(already, tmp_
 
 
 def test_what_is_there_already_is_changed_in_place(tmp_path):
-    """The loop may hold the list, the tensor or the generator itself; a rollback must reach it."""
+    """The loop can have a reference to the list, tensor or generator; a rollback must change it."""
     state = filled()
     kept = saved(state, tmp_path)
     held = state["buffer"], state["buffer"][1], state["buffer"][1]["x"], state["noise"]["torch"]
@@ -101,7 +101,7 @@ def test_what_is_there_already_is_changed_in_place(tmp_path):
 
 
 def test_what_is_assigned_before_the_loop_is_how_the_first_attempt_begins(tmp_path):
-    """At a resume what was restored takes its place; in it, where the script holds it, too."""
+    """A resume replaces the values, and changes objects of the script in place."""
     kept = saved(filled(), tmp_path)
     state = RunState()
     state.restore(kept)
@@ -117,7 +117,7 @@ def test_what_is_assigned_before_the_loop_is_how_the_first_attempt_begins(tmp_pa
 
 
 def test_after_that_an_assignment_counts(tmp_path):
-    """A later loop, or one after a rollback, begins with what is there."""
+    """A later loop, or one after a rollback, starts with the present values."""
     state = filled()
     state.begin_loop()
     state.restore(saved(filled(), tmp_path))
@@ -127,7 +127,7 @@ def test_after_that_an_assignment_counts(tmp_path):
 
 
 def test_a_value_is_no_attribute():
-    """It would be forgotten in silence."""
+    """An attribute would silently not be saved."""
     state = RunState()
     with pytest.raises(AttributeError, match=r"run\.state\['best'\] = "):
         state.best = 1
@@ -148,7 +148,7 @@ def test_a_value_is_no_attribute():
     ],
 )
 def test_what_cannot_be_saved_is_refused_by_its_path_as_it_is_assigned(value, path):
-    """Not hours later, at the first save."""
+    """The error comes at once, and not hours later at the first save."""
     state = RunState()
     with pytest.raises(CheckpointError, match=path):
         state["x"] = value
@@ -175,7 +175,7 @@ def a_run(directory, loop, steps=12, **policy):
 
 @pytest.mark.parametrize("depth", [150, 100_000])
 def test_a_value_that_is_nested_too_deep_is_refused_in_one_sentence(depth):
-    """Python's RecursionError printed a traceback of 3000 lines, at the save if not before."""
+    """Otherwise Python's RecursionError prints 3000 lines, and possibly only at the save."""
     deep = []
     for _ in range(depth):
         deep = [deep]
@@ -189,7 +189,7 @@ def test_a_value_that_is_nested_too_deep_is_refused_in_one_sentence(depth):
 
 
 def test_a_loop_that_begins_with_its_own_values_goes_on_with_the_saved_ones(tmp_path):
-    """`run.state["best"] = inf` before the loop, as people write it."""
+    """Scripts commonly assign initial values before the loop, and fill them in it."""
 
     def part(directory, stop_at):
         model = torch.nn.Linear(1, 1)
@@ -208,7 +208,7 @@ def test_a_loop_that_begins_with_its_own_values_goes_on_with_the_saved_ones(tmp_
 
 
 def test_a_rollback_takes_it_back(tmp_path):
-    """A loop that holds the list itself keeps the very same list."""
+    """A loop with a reference to the list keeps the same list."""
     seen, held = [], []
 
     def loop(run, step):
@@ -225,7 +225,7 @@ def test_a_rollback_takes_it_back(tmp_path):
 
 
 def test_a_bad_value_deep_inside_is_named_at_the_save(tmp_path, monkeypatch):
-    """It was put there after the assignment."""
+    """The value was appended after the assignment."""
     monkeypatch.setattr(stopping, "leave", lambda code, text, reason: forge.Exit(code, text))
 
     def loop(run, step):
@@ -237,7 +237,7 @@ def test_a_bad_value_deep_inside_is_named_at_the_save(tmp_path, monkeypatch):
 
 
 def test_a_plain_loop_has_it_as_well(tmp_path):
-    """With `resilience=disabled` the same script runs."""
+    """The same script runs with `resilience=disabled`."""
     assert a_run(tmp_path, lambda run, step: run.state.update(last=step), enabled=False) == {
         "last": 11
     }

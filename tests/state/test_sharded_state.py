@@ -1,4 +1,4 @@
-"""What of sharded state is refused, and how its files may grow."""
+"""Sharded state that forge refuses, and metadata in files that it ignores."""
 
 import sys
 
@@ -104,7 +104,7 @@ FOUND = [
 
 
 def test_what_cannot_be_kept_of_sharded_state_is_refused_by_its_name(tmp_path):
-    """Each would be wrong in silence: a sum that is not made yet, tiles, gradients out of sight."""
+    """Each would be silently wrong: a sum that is not reduced yet, tiles, hidden gradients."""
     command = [sys.executable, "-W", "ignore", "-c", SCRIPT, str(tmp_path / "rendezvous")]
     with warm.Popen(command, is_sharded=True, stdout=-1, stderr=-2, text=True) as process:
         lines = process.communicate(timeout=120)[0].splitlines()
@@ -113,7 +113,7 @@ def test_what_cannot_be_kept_of_sharded_state_is_refused_by_its_name(tmp_path):
 
 
 def test_metadata_of_a_header_that_forge_does_not_know_is_passed_over(tmp_path):
-    """Shards will say there where they belong."""
+    """Files of sharded state can have metadata there, such as the sharding info of DCP."""
     tensors = {"a": torch.arange(6.0), "b": torch.ones(2, dtype=torch.complex128)}
     layout = tensorfile.Layout(tensors, {"DCP_SHARDING_INFO": '{"a": {}}', "complex128": "no"})
     image = StagedFile(layout, tensors, HostBuffer(room_for(layout.size)))

@@ -1,4 +1,4 @@
-"""What an optimizer trains comes back, whether or not anybody registered it."""
+"""Parameters that an optimizer trains are restored, even if no registered object has them."""
 
 import pytest
 import torch
@@ -11,11 +11,11 @@ from forge.state.registry import StateRegistry
 
 
 class Stop(Exception):
-    """Ends a run as a crash does."""
+    """Ends a run like a crash."""
 
 
 def train(directory, stop=None):
-    """A run that forgets its head."""
+    """A run that registers its model, but forgets its head."""
     torch.manual_seed(0)
     model, head = nn.Linear(2, 2), nn.Linear(2, 1)
     optimizer = torch.optim.SGD([*model.parameters(), *head.parameters()], lr=0.1, momentum=0.9)
@@ -31,7 +31,7 @@ def train(directory, stop=None):
 
 
 def test_a_forgotten_module_goes_on_where_it_was_and_is_told_of(tmp_path, caplog):
-    """Momentum of a trained head on the weights of a new one, without a word, cost a run."""
+    """Otherwise the momentum of a trained head would silently apply to the weights of a new one."""
     expected = train(tmp_path / "undisturbed")
     with pytest.raises(Stop):
         train(tmp_path / "job", stop=2)
@@ -42,7 +42,7 @@ def test_a_forgotten_module_goes_on_where_it_was_and_is_told_of(tmp_path, caplog
 
 
 class Holder:
-    """Holds a module, but is none."""
+    """Has a module, but is not a module itself."""
 
     def __init__(self, module):
         self.module = module
@@ -55,7 +55,7 @@ class Holder:
 
 
 class Dropping(nn.Linear):
-    """Leaves its bias out of its state."""
+    """Omits its bias from its state."""
 
     def state_dict(self, *args, **kwargs):
         found = super().state_dict(*args, **kwargs)
@@ -100,7 +100,7 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_each_parameter_that_is_trained_comes_back_once(case, store, caplog):
-    """Where it is in a module's state it is saved there only; who holds it all hears nothing."""
+    """A parameter in a module's state is saved only there; if all have one, there is no warning."""
     kind, build, count, is_told = CASES[case]
     layers = [kind(3, 2), kind(3, 2)]
     live, again = (StateRegistry(build(one)) for one in layers)
@@ -118,7 +118,7 @@ def test_each_parameter_that_is_trained_comes_back_once(case, store, caplog):
 
 
 def test_what_does_not_fit_is_named_and_changes_nothing():
-    """By its place in the optimizer: it has no other name."""
+    """The error names its index in the optimizer, since the parameter has no other name."""
     old, new = nn.Parameter(torch.ones(3)), nn.Parameter(torch.zeros(2))
     saved = StateRegistry({"o": torch.optim.SGD([old])}).capture()
     live = StateRegistry({"o": torch.optim.SGD([new])})

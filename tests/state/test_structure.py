@@ -1,4 +1,4 @@
-"""What the loop changes of a model or an optimizer: saved so that it loads, or refused at once."""
+"""Changes of a model or an optimizer during training: saved and loadable, or refused at once."""
 
 import copy
 
@@ -21,7 +21,7 @@ def _lives_on():
 
 
 class Model(nn.Module):
-    """Two layers, a tied pair, and buffers that come and grow as it is called."""
+    """Two layers, a tied pair, and buffers that appear and grow during calls."""
 
     def __init__(self, *, is_tied=True, num_seen=0):
         super().__init__()
@@ -51,7 +51,7 @@ def build(*, is_tied=True, num_seen=0):
 
 
 def train(directory, change=None, at=3, steps=6, every_steps=2, then=None, **built):
-    """The state at the end of a run in whose step `at` something happens."""
+    """The state at the end of a run, after `change` in step `at`."""
     model, optimizer = build(**built)
     policy = {"checkpoint": {"dir": str(directory), "every_steps": every_steps, "every_s": None}}
     with a_run(directory, policy, model=model, optimizer=optimizer) as run:
@@ -142,7 +142,7 @@ CHANGES = {
     ("change", "ends_by"), each_value(list(CHANGES), ["the next save", "a stop", "the end"])
 )
 def test_what_no_start_could_load_is_refused_before_it_is_saved(tmp_path, change, ends_by):
-    """It was saved, and every later start ended with code 74, or with other bits."""
+    """Otherwise every later start would end with code 74, or with other bits."""
     act, sentence = CHANGES[change]
     every_steps, at = (100, 5) if ends_by == "the end" else (2, 3)
     then = stop if ends_by == "a stop" else None
@@ -155,7 +155,7 @@ def test_what_no_start_could_load_is_refused_before_it_is_saved(tmp_path, change
 
 
 def test_groups_are_compared_at_the_next_boundary_not_only_at_a_save(tmp_path):
-    """What is trained until the next save could not be kept."""
+    """The steps until the next save could not be saved."""
     for change in (reverse, move, swap):
         with pytest.raises(forge.Exit) as caught:
             train(tmp_path, change, at=1, every_steps=100)
@@ -165,7 +165,7 @@ def test_groups_are_compared_at_the_next_boundary_not_only_at_a_save(tmp_path):
 
 @pytest.mark.parametrize("at", [0, 3, 4])
 def test_buffers_that_appear_and_grow_come_back(tmp_path, at):
-    """None until the first call, registered in it, longer with each: 74 at every later start."""
+    """Buffers can be None until the first call, or registered in it, or longer with each call."""
     with pytest.raises(RuntimeError, match="killed"):
         train(tmp_path / "job", kill, at=at, every_steps=1)
     end, resumed_from = train(tmp_path / "job", every_steps=1)
@@ -178,7 +178,7 @@ def kill(model, optimizer):
 
 
 def test_buffers_of_another_script_are_no_growth(tmp_path):
-    """How the script builds them is compared: another table than was saved would be cut."""
+    """The sizes that the script builds are compared: a saved table of another size would be cut."""
     with pytest.raises(RuntimeError, match="killed"):
         train(tmp_path, kill)
     complaint = r"model\.seen: float32\[2\] in the checkpoint, float32\[1\] in the object"
@@ -187,7 +187,7 @@ def test_buffers_of_another_script_are_no_growth(tmp_path):
 
 
 def test_a_rollback_makes_buffers_as_they_were(tmp_path):
-    """They have grown since, or were not there yet."""
+    """Since the save the buffers have grown, or were registered."""
     bad = iter([True, True])
     model, optimizer = build()
     policy = {"nan": {"action": "rollback", "max_consecutive": 2}}
@@ -204,7 +204,7 @@ def test_a_rollback_makes_buffers_as_they_were(tmp_path):
 
 @pytest.mark.parametrize("is_tied", [True, False])
 def test_another_sharing_than_the_script_builds_is_a_mismatch(tmp_path, is_tied):
-    """Of two saved tensors one would be dropped, or one would become two."""
+    """Otherwise one of two saved tensors would be dropped, or one would become two."""
     with pytest.raises(RuntimeError, match="killed"):
         train(tmp_path, kill, is_tied=is_tied)
     with pytest.raises(forge.Exit) as caught:
@@ -248,7 +248,7 @@ def kinds_of_models():
 @pytest.mark.filterwarnings("ignore:Lazy modules")
 @pytest.mark.parametrize("kind", kinds_of_models())
 def test_models_that_stay_what_they_are_are_not_refused(tmp_path, kind):
-    """Hooks, parametrizations, averages, lazy layers: nothing of it changes how a start builds."""
+    """Hooks, parametrizations, averages, lazy layers: each start builds the same model."""
 
     def run_it(directory, until):
         torch.manual_seed(1)

@@ -1,4 +1,4 @@
-"""What hangs on registered objects and was not given to `forge.Run` is named before a step."""
+"""Objects that belong to registered ones, but were not given to `forge.Run`, are named."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def optimizer(model):
 
 
 class Sharpness(torch.optim.Optimizer):
-    """As SAM is commonly written: it steps another one, with the same groups."""
+    """SAM as commonly written: it steps another optimizer, which has the same groups."""
 
     def __init__(self, parameters):
         super().__init__(parameters, {"lr": 0.1})
@@ -46,7 +46,7 @@ def test_a_schedule_that_another_one_steps_is_saved_with_it(model, optimizer):
 
 
 def test_a_schedule_that_nobody_holds_any_more(model, optimizer):
-    """One that was made again, say."""
+    """For example, the script has replaced it by another one."""
     schedule = ExponentialLR(optimizer, 0.9)
     schedule.itself = schedule
     del schedule
@@ -54,7 +54,7 @@ def test_a_schedule_that_nobody_holds_any_more(model, optimizer):
 
 
 def test_an_average_of_weights(model):
-    """But not that of another fold, which was given to its Run."""
+    """An average of another fold, which was given to its Run, is not a problem."""
     average = AveragedModel(model)
     (found,) = unregistered_objects.problems({"model": model})
     assert found.startswith("AveragedModel: its averages are not saved unless")
@@ -63,7 +63,7 @@ def test_an_average_of_weights(model):
 
 
 def test_an_optimizer_inside_another(model):
-    """Its momentum is in nobody's state_dict."""
+    """No state_dict of a registered object has its momentum."""
     outer = Sharpness(model.parameters())
     (found,) = unregistered_objects.problems({"outer": outer})
     assert found.startswith("`outer.base_optimizer` is an optimizer inside another")
@@ -71,7 +71,7 @@ def test_an_optimizer_inside_another(model):
 
 
 def test_the_run_ends_before_its_first_step(tmp_path, model, optimizer, caplog):
-    """With exit code 78, which says that another start would not help."""
+    """With exit code 78, which shows that another start would not help."""
     schedule = ExponentialLR(optimizer, 0.9)
     policy = {"checkpoint": {"dir": str(tmp_path / "job")}}
     run = forge.Run(policy, model=model, optimizer=optimizer)
