@@ -1,4 +1,4 @@
-"""The decision at a boundary: every combination, by an oracle that is written another way."""
+"""The decision at a boundary: all combinations, compared with a second implementation."""
 
 import dataclasses
 import itertools
@@ -58,7 +58,7 @@ def is_save_due(step: int, agreed: Consensus, known: LocalInputs) -> bool:
 
 @pytest.mark.parametrize("facts", combinations(FACTS), ids=str)
 def test_the_first_that_applies_is_decided(facts):
-    """Halt, RollBack, Finish, Stop, Save, Go: a rank that took another one would hang the rest."""
+    """Halt, RollBack, Finish, Stop, Save, Go: ranks that decide differently would hang."""
     agreed = Consensus(**facts)
     for values, step in itertools.product(combinations(KNOWN), STEPS):
         known = LocalInputs(loop=1, n=N, **values)
@@ -75,25 +75,25 @@ def test_the_first_that_applies_is_decided(facts):
         expected = next(kind for does_apply, kind in applies if does_apply)
         found = decide(agreed, step, known)
         assert type(found) is expected, (agreed, step, known)
-        if isinstance(found, Finish):  # what follows the loop may take long
+        if isinstance(found, Finish):  # the code after the loop can take long
             assert (found.save is not None) == is_save_due(step, agreed, known)
             assert found.stop is agreed.stop
 
 
 def test_the_order_of_the_classes_is_the_order_of_precedence():
-    """Whoever reads the module reads the rule."""
+    """A reader of the module sees the rule in the order of its classes."""
     assert typing.get_args(Decision) == (Halt, RollBack, Finish, Stop, Save, Go)
 
 
 def test_n_and_every_steps_need_no_proposal():
-    """The step number says it on every rank: a message for it would cost one at each step."""
+    """Every rank knows the step number: a proposal would cost a message at each step."""
     known = LocalInputs(loop=0, n=4, every_steps=2, saved=0, nan=None)
     found = [decide(Consensus(), step, known) for step in (1, 2, 4)]
     assert found == [Go(), Save(is_periodic=True), Finish(None, Save(is_periodic=True), None)]
 
 
 def test_periodic_saves_fall_on_multiples_and_not_on_what_is_saved():
-    """A resumed run must not save again what it has just loaded, nor an untrained model."""
+    """A resumed run must not save the loaded step again, and no run an untrained model."""
 
     def saved(steps, saved):
         known = LocalInputs(loop=0, n=99, every_steps=10, saved=saved, nan=None)
@@ -106,7 +106,7 @@ def test_periodic_saves_fall_on_multiples_and_not_on_what_is_saved():
 
 
 def test_a_decision_carries_what_was_agreed():
-    """All ranks leave with the code of the signal that one of them got."""
+    """All ranks exit with the code of the signal that one of them received."""
     known = LocalInputs(loop=0, n=4, every_steps=None, saved=None, nan=None)
     assert decide(Consensus(stop=STOP), 1, known) == Stop(STOP)
     assert decide(Consensus(failed=FAILED, stop=STOP), 1, known) == Halt("the disk is gone", 74)
@@ -115,7 +115,7 @@ def test_a_decision_carries_what_was_agreed():
 
 
 def test_a_rollback_undoes_the_step_that_asked_for_the_end():
-    """It comes to the same step again, and finds another loss."""
+    """After the rollback the run repeats the step, with another loss."""
     known = LocalInputs(loop=0, n=9, every_steps=None, saved=None, nan=None, rollbacks=1)
     assert decide(Consensus(finish=FinishRequest(0, 3, "NaN")), 4, known) == Go()
     asked = FinishRequest(0, 3, "converged", rollbacks=1)
@@ -123,7 +123,7 @@ def test_a_rollback_undoes_the_step_that_asked_for_the_end():
 
 
 def test_a_save_that_was_made_is_not_made_again_until_it_is_rolled_back():
-    """Nothing is taken out of what was agreed: the step alone tells what is done."""
+    """Requests stay in the consensus: only the step shows which of them are done."""
     agreed = Consensus(save=SaveRequest(3))
     saved = LocalInputs(loop=0, n=9, every_steps=None, saved=3, nan=None)
     assert [decide(agreed, step, saved) for step in (3, 4)] == [Go(), Go()]
@@ -132,7 +132,7 @@ def test_a_save_that_was_made_is_not_made_again_until_it_is_rolled_back():
 
 
 def test_the_types_of_decide_hold_no_local_fact():
-    """A clock, a handler or a disk among its inputs would be decided on by each rank for itself."""
+    """With a clock, a signal handler or a disk among its inputs, the ranks would differ."""
     plain = {int, str, bool, type(None)}
     seen: set[type] = set()
 

@@ -1,4 +1,4 @@
-"""A true forge.Run says in its page what it is doing: whoever reads there sees no other state."""
+"""A real forge.Run writes its current section into its heartbeat page, and no other one."""
 
 import itertools
 import json
@@ -36,7 +36,7 @@ def page(monkeypatch):
 
 
 class Looked:
-    """An object of the run that notes the page whenever its state is taken or loaded."""
+    """An object that records the page whenever forge saves or loads the object's state."""
 
     def __init__(self, page):
         self.page = page
@@ -70,7 +70,7 @@ def update(run, model, optimizer):
 
 
 def test_each_part_of_a_run_is_in_its_section(page, tmp_path):
-    """With the steps that are done, so that a hang can be told from the next at the same place."""
+    """With the number of finished steps, which tells two hangs at the same place apart."""
     model, optimizer = parts()
     looked, seen, evaluated = Looked(page), [], []
     run = forge.Run(
@@ -99,7 +99,7 @@ def test_each_part_of_a_run_is_in_its_section(page, tmp_path):
     assert all(one.section is Phase.step and one.step == step for step, one in seen)
     counts = [one.count for _, one in seen]
     assert counts == sorted(set(counts))
-    # Of boundaries without a save or an evaluation: one mark for a step.
+    # A boundary without a save or an evaluation sends one heartbeat for its step.
     assert next(b - a for a, b in itertools.pairwise(counts)) == 1
     assert [step for step, *_ in evaluated] == [3, 6, 9]
     for step, before, last in evaluated:
@@ -108,14 +108,14 @@ def test_each_part_of_a_run_is_in_its_section(page, tmp_path):
         assert last.count >= before.count + 5
     assert (between.section, between.step, between.limit_s) == (Phase.outside, 9, 0.0)
     assert (after.section, after.limit_s) == (Phase.outside, 0.0)
-    # As the Run is entered, to see whether it can be saved at all; then copies and saves.
+    # When the Run is entered, forge checks that the object can be saved; the others are saves.
     assert {one.section for one in looked.taken if one.step == 0} == {Phase.start_up}
     assert {one.section for one in looked.taken if one.step} == {Phase.save}
     assert {one.step for one in looked.taken} >= {0, 4, 8, 10}
 
 
 def test_what_is_written_is_progress(page, tmp_path, monkeypatch):
-    """A save of an hour moves, piece by piece; one that stands still for minutes hangs."""
+    """An hour-long save is not a hang as long as it writes one piece after the other."""
     counts = []
     write = os.pwrite
 
@@ -135,7 +135,7 @@ def test_what_is_written_is_progress(page, tmp_path, monkeypatch):
 
 
 def test_what_is_read_at_the_start_is_progress(page, tmp_path, monkeypatch):
-    """A terabyte on a slow disk takes longer than any limit, and would be begun again and again."""
+    """A terabyte on a slow disk takes longer than any limit: the job would restart forever."""
     counts = []
     read = os.preadv
 
@@ -144,7 +144,7 @@ def test_what_is_read_at_the_start_is_progress(page, tmp_path, monkeypatch):
         return read(*given)
 
     policy = policy_in(tmp_path, every_steps=2)
-    policy["nan"] = {"action": "rollback", "max_consecutive": 1}  # reads what a start does
+    policy["nan"] = {"action": "rollback", "max_consecutive": 1}  # a rollback reads like a start
     model, optimizer = parts(10 << 20)
     with forge.Run(policy, model=model, optimizer=optimizer) as run:
         for step in run.steps(4):
@@ -160,12 +160,12 @@ def test_what_is_read_at_the_start_is_progress(page, tmp_path, monkeypatch):
 
 
 def test_a_save_in_the_background_is_no_progress_of_the_step(page, tmp_path, monkeypatch):
-    """Training may hang in its step while a large checkpoint is still being written."""
+    """Training can hang in a step while a large checkpoint is still being written."""
     is_in_step, is_written, seen = threading.Event(), threading.Event(), []
     write_file = staging.write_file
 
     def written(*given):
-        if not is_written.is_set():  # else the thread may write before the step begins
+        if not is_written.is_set():  # otherwise the thread can write before the step begins
             assert is_in_step.wait(PATIENCE_S)
             assert page.read().section is Phase.step
             before = page.read()
@@ -189,7 +189,7 @@ def test_a_save_in_the_background_is_no_progress_of_the_step(page, tmp_path, mon
 
 
 def test_an_evaluation_after_an_epochs_pass_is_one(page, tmp_path):
-    """What follows a pass takes as long as it likes, and polls."""
+    """The code after a pass can take long, and each of its polls sends a heartbeat."""
     model, optimizer = parts()
     found = []
     with forge.Run(policy_in(tmp_path), model=model, optimizer=optimizer) as run:
@@ -204,7 +204,7 @@ def test_an_evaluation_after_an_epochs_pass_is_one(page, tmp_path):
 
 
 def test_the_first_step_of_an_epoch_is_told_from_the_others(page, tmp_path):
-    """It starts workers; nothing is known of it before there was one in the second epoch."""
+    """It starts workers, so it has a limit of its own, learned from the second epoch on."""
     model, optimizer = parts()
     limits = {}
     with forge.Run(policy_in(tmp_path / "a"), model=model, optimizer=optimizer) as run:
@@ -222,7 +222,7 @@ def test_the_first_step_of_an_epoch_is_told_from_the_others(page, tmp_path):
 
 
 def test_a_rollback_may_take_as_long_as_a_start(page, tmp_path):
-    """It loads the model."""
+    """A rollback loads the model, as a start does."""
     model, optimizer = parts()
     looked = Looked(page)
     policy = policy_in(tmp_path, every_steps=2)
@@ -240,7 +240,7 @@ def test_a_rollback_may_take_as_long_as_a_start(page, tmp_path):
 
 @pytest.mark.parametrize("hang", [{"action": "ignore"}, None])
 def test_who_is_not_to_be_watched_marks_nothing(hang, page, tmp_path):
-    """By `hang.action=ignore`, or with resilience disabled."""
+    """With `hang.action=ignore`, or with resilience disabled."""
     model, optimizer = parts()
     policy = policy_in(tmp_path, hang) | ({"enabled": False} if hang is None else {})
     with forge.Run(policy, model=model, optimizer=optimizer) as run:
@@ -251,7 +251,7 @@ def test_who_is_not_to_be_watched_marks_nothing(hang, page, tmp_path):
 
 
 def test_a_run_that_cannot_be_entered_is_left(page, tmp_path):
-    """The script may go on without it, for hours."""
+    """The script can continue for hours without the Run."""
     model, optimizer = parts()
 
     class Failing(Looked):
@@ -267,7 +267,7 @@ def test_a_run_that_cannot_be_entered_is_left(page, tmp_path):
 
 
 def test_a_run_that_raises_is_left(page, tmp_path):
-    """What catches the error has no limit."""
+    """The code that catches the error has no time limit."""
     model, optimizer = parts()
 
     def train():
@@ -313,7 +313,7 @@ print(json.dumps([found, *rest.values()]))
 
 
 def test_a_compilation_in_a_step_is_one(tmp_path):
-    """By the compiler's own word: it may take half an hour, in any step."""
+    """torch's compiler reports it: a compilation can take half an hour, in any step."""
     (tmp_path / "compiling.py").write_text(COMPILING)
     done = completed(
         ["compiling.py", json.dumps(policy_in(tmp_path))], tmp_path, joins_output=False
@@ -321,12 +321,12 @@ def test_a_compilation_in_a_step_is_one(tmp_path):
     found, *steps = json.loads(done.stdout)
     assert found == [["compilation", 6, START_S]]
     assert [(section, step) for section, step, _ in steps] == [("step", n) for n in range(9)]
-    # Before it, after it in the same step, and in the next one.
+    # The step before, the same step after the compilation, and the next step.
     assert [steps[step][2] for step in (5, 6, 7)] == [300.0, START_S, 300.0]
 
 
 def test_the_bits_of_a_training_are_the_same_with_marks(page, tmp_path, monkeypatch):
-    """Nothing that watches may change it."""
+    """Watching a training must not change it."""
 
     def weights(folder):
         model, optimizer = parts(8)
@@ -350,7 +350,7 @@ def test_the_bits_of_a_training_are_the_same_with_marks(page, tmp_path, monkeypa
     [("stuck", 7, Phase.step), ("unfinished", 5, Phase.evaluation)],
 )
 def test_a_rank_that_waits_for_another_says_so(stands, step, section, tmp_path):
-    """So that it is known which one is behind: not the one in a collective."""
+    """The other rank is the culprit of a hang, not the rank in the collective."""
     pages = [HeartbeatPage.create(), HeartbeatPage.create()]
     job = RankedJob(tmp_path, wrap="plain", norm=False, **{stands: [[step, 1]]})
     processes = job.start([one.environ for one in pages])
@@ -367,7 +367,7 @@ def test_a_rank_that_waits_for_another_says_so(stands, step, section, tmp_path):
 
 
 def test_no_run_is_open_after_these():
-    """What is module-level would be seen by the tests that follow."""
+    """Otherwise the tests after these would see module-level state."""
     before = HeartbeatPage.create()
     sections.current().begin_step()
     assert before.read() == HeartbeatRecord()

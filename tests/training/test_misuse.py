@@ -14,7 +14,7 @@ LOADER = torch.utils.data.DataLoader([torch.ones(2)] * 4)
 
 
 class Job:
-    """A model and what trains it, and a Run over them."""
+    """A model, an optimizer and a scaler, and Runs with them."""
 
     def __init__(self, directory):
         self.policy = {"checkpoint": {"dir": str(directory / "job")}}
@@ -33,7 +33,7 @@ class Job:
 
 @pytest.fixture(params=[True, False], ids=["enabled", "disabled"])
 def job(request, tmp_path):
-    """With `resilience=disabled`, too: the mistakes are the same, and show before they matter."""
+    """With resilience disabled, too, so that the mistakes show before they matter."""
     one = Job(tmp_path)
     one.policy["enabled"] = request.param
     return one
@@ -86,7 +86,7 @@ LOOPS = {
 
 @pytest.mark.parametrize(("call", "complaint"), LOOPS.values(), ids=LOOPS)
 def test_a_call_that_is_written_wrongly_is_answered_with_the_right_one(call, complaint, job):
-    """`int object is not iterable` names neither the argument nor what belongs there."""
+    """`int object is not iterable` names neither the argument nor the expected value."""
     with pytest.raises(forge.ForgeError) as error, job.run() as run:
         call(run)
     assert complaint in str(error.value)
@@ -188,7 +188,7 @@ RUNS = {
 @pytest.mark.filterwarnings("ignore:'set_vital'")
 @pytest.mark.parametrize(("call", "complaint"), RUNS.values(), ids=RUNS)
 def test_what_cannot_be_saved_is_named_before_anything_begins(call, complaint, job):
-    """A Run that ends with 78 is not started again by the scheduler, as one that crashed is."""
+    """After code 78 a scheduler does not start the job again, as it does after a crash."""
     with pytest.raises(forge.Exit) as error:
         call(job)
     assert error.value.code == forge.ExitCode.BAD_CONFIG
@@ -241,7 +241,7 @@ def test_a_mistyped_first_word_has_a_hint(argument, hint, monkeypatch):
     ],
 )
 def test_an_option_of_the_other_launcher_names_that_launcher(launcher, option, other, monkeypatch):
-    """Hydra says only that the key is not in struct."""
+    """Hydra's message only says that the key is not in struct."""
     monkeypatch.setattr(hints, "_mistyped", [])
     monkeypatch.setattr(hints.atexit, "register", lambda function: None)
     hints.arm([f"hydra/launcher={launcher}", f"hydra.launcher.{option}"])

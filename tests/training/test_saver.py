@@ -1,4 +1,4 @@
-"""When saves happen, and what a failing disk leads to."""
+"""When saves happen, and the reaction to a failing disk."""
 
 import errno
 import os
@@ -58,7 +58,7 @@ def kinds(store):
 
 
 def test_saves_by_time_count_from_the_last_one(make_saver, monkeypatch):
-    """`every_s` bounds what a kill costs, however slow the steps are."""
+    """`every_s` limits the time that a kill costs, even if the steps are slow."""
     now = [100.0]
     monkeypatch.setattr("forge.training.saver.time.monotonic", lambda: now[0])
     saver, _ = make_saver(every_steps=None, every_s=60.0)
@@ -73,7 +73,7 @@ def test_saves_by_time_count_from_the_last_one(make_saver, monkeypatch):
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["here", "beside"])
 def test_one_failed_save_is_told_and_training_goes_on(is_async, make_saver, fail, caplog):
-    """A full scratch disk for a minute must not end a week's run."""
+    """A scratch disk that is full for a minute must not end the run of a week."""
     saver, store = make_saver(async_save=is_async)
     fail(store, MAX_FAILURES - 1)
     for step in range(1, MAX_FAILURES + 1):
@@ -81,7 +81,7 @@ def test_one_failed_save_is_told_and_training_goes_on(is_async, make_saver, fail
     saver.wait()
     assert kinds(store) == ["save_failed"] * (MAX_FAILURES - 1) + ["save"]
     assert "failed (1 of 5 in a row): [Errno 5]" in caplog.text
-    # A success starts the count again.
+    # A successful save resets the count.
     fail(store, MAX_FAILURES - 1)
     for step in range(10, 10 + MAX_FAILURES):
         saver.save(step, lambda: {"x": 1}, SaveCause.periodic)
@@ -90,7 +90,7 @@ def test_one_failed_save_is_told_and_training_goes_on(is_async, make_saver, fail
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["here", "beside"])
 def test_saves_that_fail_again_and_again_end_the_run(is_async, make_saver, fail):
-    """It would only train what it cannot keep."""
+    """The run would only train steps that it cannot save."""
     saver, store = make_saver(async_save=is_async)
     fail(store, 99)
 
@@ -104,7 +104,7 @@ def test_saves_that_fail_again_and_again_end_the_run(is_async, make_saver, fail)
 
 
 def test_the_save_at_a_stop_is_tried_again(make_saver, fail):
-    """It is the last chance to keep the work since the last save."""
+    """This save is the last chance to keep the work since the save before."""
     saver, store = make_saver()
     fail(store, FINAL_TRIES - 1)
     saver.save_final(7, lambda: {"x": 1}, SaveCause.stop)
@@ -122,7 +122,7 @@ def test_a_stop_that_cannot_be_saved_says_so(make_saver, fail):
 def test_the_save_at_a_stop_happens_though_the_one_before_it_was_one_failure_too_many(
     make_saver, fail
 ):
-    """The disk may have come back; giving up without trying would lose the work."""
+    """The disk can work again; without another try the work would be lost."""
     saver, store = make_saver(async_save=True)
     fail(store, MAX_FAILURES)
     for step in range(1, MAX_FAILURES + 1):
@@ -162,7 +162,7 @@ def test_a_save_beside_training_is_the_state_of_its_own_step(make_saver, monkeyp
 
 @pytest.mark.parametrize("failures", [1, FINAL_TRIES])
 def test_a_held_boundary_that_cannot_be_written_is_tried_again(make_saver, monkeypatch, failures):
-    """From the same copy, by the next try or by whoever is next to commit it."""
+    """From the same copy: by the next try, or by the next call of `commit`."""
     saver, store = make_saver()
     stage, left = distributed_save.stage, [failures]
 
@@ -182,7 +182,7 @@ def test_a_held_boundary_that_cannot_be_written_is_tried_again(make_saver, monke
 
 
 def test_a_full_disk_under_a_whole_run_ends_it_with_71(tmp_path, monkeypatch):
-    """Seen from outside: five failures, one code, the last good checkpoint in place."""
+    """In a whole run: five failures, exit code 71, and the last good checkpoint stays."""
     model = torch.nn.Linear(2, 1)
     policy = {"checkpoint": {"dir": str(tmp_path), "every_steps": 2}}
     fsync = os.fsync
@@ -215,7 +215,7 @@ def test_a_full_disk_under_a_whole_run_ends_it_with_71(tmp_path, monkeypatch):
 
 
 def test_a_save_that_is_waited_for_is_one_to_whoever_watches(make_saver, monkeypatch):
-    """At a halt its bytes are progress."""
+    """A halt waits for the save, and the heartbeats of the save show progress."""
     saver, store = make_saver(async_save=True)
     page, may_commit, found = HeartbeatPage.create(), threading.Event(), []
     sections.begin(HangConfig(), page.environ)

@@ -1,6 +1,6 @@
-"""What becomes true on one rank alone ends, or changes, the training of all in the same way.
+"""An event on a single rank ends or changes the training of all ranks in the same way.
 
-Each test looks at the exit code of every rank, and none may leave a process.
+Each test checks the exit code of every rank, and that no process remains.
 """
 
 import signal
@@ -24,7 +24,7 @@ def struck(directory, *events, size=SIZE, **spec):
 
 
 def run(job):
-    """The exit codes of one attempt, which leaves no process."""
+    """The exit codes of one attempt, after which no process remains."""
     processes = job.start()
     codes = [one.wait() for one in processes]
     assert all(one.is_session_gone() for one in processes), job.output
@@ -55,7 +55,7 @@ PLACES = {
     ],
 )
 def test_a_rank_that_dies_where_others_wait_for_it_ends_them(place, who, undisturbed, tmp_path):
-    """They would wait for half an hour, and the node would be paid for it."""
+    """Otherwise the others would wait for half an hour, on a node that costs money."""
     where, step, what = PLACES[place]
     job = struck(tmp_path, [where, step, who, what], checkpoint={"every_steps": 4})
     codes = run(job)
@@ -69,7 +69,7 @@ def test_a_rank_that_dies_where_others_wait_for_it_ends_them(place, who, undistu
 @pytest.mark.proofs
 @pytest.mark.parametrize("who", [0, 1])
 def test_a_rank_that_dies_as_the_job_resumes_ends_the_others(who, undisturbed, tmp_path):
-    """Before the first step there is a lot that ranks wait for each other in."""
+    """Before the first step the ranks wait for each other in many places."""
     events = ["step", 9, 1, "SIGUSR1"], ["load", 0, who, "SIGKILL"]
     job = struck(tmp_path, *events)
     assert run(job) == [75] * SIZE, job.output
@@ -81,14 +81,14 @@ def test_a_rank_that_dies_as_the_job_resumes_ends_the_others(who, undisturbed, t
 
 
 def saved_by(job, cause):
-    """The steps at which the last attempt has saved for that cause."""
+    """The steps at which the last attempt saved for this cause."""
     events = job.history.attempts[-1].events
     return [e["step"] for e in events if e["kind"] == "save" and e["reason"] == cause]
 
 
 @pytest.mark.parametrize("what", ["SIGTERM", "clock"])
 def test_what_stops_one_rank_stops_all(what, undisturbed, tmp_path):
-    """A signal, or the end of the job's time by the clock of one rank."""
+    """A signal, or the time limit of the job by the clock of one rank."""
     event = ["start", 0, 1, "clock"] if what == "clock" else ["step", 6, 1, what]
     job = struck(tmp_path, event)
     assert run(job) == [75 if what == "clock" else 143] * SIZE, job.output
@@ -99,7 +99,7 @@ def test_what_stops_one_rank_stops_all(what, undisturbed, tmp_path):
 @pytest.mark.parametrize("what", ["save", "pin", "SIGUSR2"])
 @pytest.mark.parametrize("who", [1, pytest.param(-1, marks=pytest.mark.proofs)], ids=["one", "all"])
 def test_a_save_that_one_rank_asks_for_is_one_of_all(what, who, undisturbed, tmp_path):
-    """Once, at a boundary that all agree on, and kept where that was asked for."""
+    """All ranks save at the same boundary, and keep the checkpoint if the request was a pin."""
     signals = {"signal": {"name": "USR1", "actions": {"USR2": "save"}}}
     policy = {"keep_last": 1, "every_steps": None, "every_s": None}
     job = struck(tmp_path, ["step", 6, who, what], checkpoint=policy, policy=signals)
@@ -113,7 +113,7 @@ def test_a_save_that_one_rank_asks_for_is_one_of_all(what, who, undisturbed, tmp
 
 
 def test_a_pin_outlives_a_save_that_came_before_all_had_agreed_on_it(tmp_path):
-    """A periodic save made meanwhile holds what was asked for, but nobody has pinned it."""
+    """A periodic save in the meantime has the requested state, but is not pinned."""
     policy = {"keep_last": 1, "every_steps": 1}
     job = struck(tmp_path, ["step", 6, 1, "pin"], checkpoint=policy)
     assert run(job) == [0] * SIZE, job.output
@@ -124,7 +124,7 @@ def test_a_pin_outlives_a_save_that_came_before_all_had_agreed_on_it(tmp_path):
 
 @pytest.mark.parametrize("who", [pytest.param(0, marks=pytest.mark.proofs), 1])
 def test_a_disk_that_fails_for_one_rank_fails_the_save_of_all(who, undisturbed, tmp_path):
-    """All count it, and the next save succeeds; where it is the last one, all end by it."""
+    """All ranks count it, and the next save succeeds; if it was the last save, all ranks end."""
     once = [["state", 7, who, "full"], ["step", 9, who, "room"]]
     job = struck(tmp_path, *once, ["step", 13, who, "full"], checkpoint={"every_steps": 4})
     assert run(job) == [74] * SIZE, job.output
@@ -136,14 +136,14 @@ def test_a_disk_that_fails_for_one_rank_fails_the_save_of_all(who, undisturbed, 
 
 
 def test_a_node_that_is_unhealthy_for_one_rank_is_refused_by_all(tmp_path):
-    """The others would wait for it, or train without it."""
+    """Otherwise the other ranks would wait for it, or train without it."""
     job = struck(tmp_path, ["start", 0, 1, "unhealthy"])
     assert run(job) == [69] * SIZE, job.output
     assert "Health check `disk` failed" in job.printed[1][0]
 
 
 def test_an_older_attempt_that_wakes_up_ends_on_all_ranks(tmp_path):
-    """It must not commit, and no rank of it may stay."""
+    """It must not commit a checkpoint, and all of its ranks must exit."""
     job = struck(tmp_path, ["step", 6, 1, "taken"], checkpoint={"every_steps": 4})
     assert run(job) == [73] * SIZE, job.output
     assert {one.name for one in job.checkpoints.glob("step_*")} == {"step_4"}
@@ -151,7 +151,7 @@ def test_an_older_attempt_that_wakes_up_ends_on_all_ranks(tmp_path):
 
 @pytest.mark.parametrize("place", ["function", "batch"])
 def test_an_error_of_the_user_on_one_rank_ends_all(place, undisturbed, tmp_path):
-    """In an evaluation the others wait for its end, in a step for its gradients."""
+    """The other ranks wait for the end of its evaluation, or for its gradients."""
     job = struck(tmp_path, [place, 10, 1, "exception"], checkpoint={"every_steps": 4})
     codes = run(job)
     assert codes[1] == 1
@@ -163,7 +163,7 @@ def test_an_error_of_the_user_on_one_rank_ends_all(place, undisturbed, tmp_path)
 
 @pytest.mark.parametrize("who", [pytest.param(0, marks=pytest.mark.proofs), 1])
 def test_a_rank_that_enters_the_run_alone_ends_and_says_so(who, tmp_path):
-    """A script that has `if rank == 0:` around it would hang."""
+    """Otherwise a script with `if rank == 0:` around the Run would hang."""
     job = struck(tmp_path, ["start", 0, 1 - who, "stays out"], start_s=0.5)
     codes = run(job)
     assert (codes[who], codes[1 - who]) == (70, 0), job.output
@@ -173,7 +173,7 @@ def test_a_rank_that_enters_the_run_alone_ends_and_says_so(who, tmp_path):
 
 
 def test_a_save_outside_a_loop_is_called_by_every_rank(undisturbed, tmp_path):
-    """One that calls it alone would wait, or save with another's last save."""
+    """If only one rank calls it, it would hang, or join the last save of the others."""
     together = struck(tmp_path / "all", ["outside", 15, -1, "save"])
     assert run(together) == [0] * SIZE, together.output
     together.assert_same_run(undisturbed)

@@ -1,6 +1,7 @@
-"""`run.epochs` and `run.batches`: where a stop and a kill leave them, and how they are used.
+"""`run.epochs` and `run.batches`: after a stop or a kill, and how scripts call them.
 
-One module, since all its tests share the loops of one script.
+One module, since both halves test the same two calls: the first in processes that are stopped and
+killed, the second in this process.
 """
 
 import contextlib
@@ -22,7 +23,7 @@ SCRIPT = "epochs.py"
 STOPS = {"TERM": 143, "USR1": 75, "KILL": -9}
 
 
-# -- a stop and a kill, wherever they come ---------------------------------------------------------
+# -- a stop or a kill, at any place ----------------------------------------------------------------
 
 
 def assert_same_when_disturbed(make_job, undisturbed, folder, loop, places, **policy):
@@ -48,14 +49,14 @@ HITS = [
 @pytest.mark.parametrize(
     ("place", "name", "loop"),
     [
-        # Each loop and each hit twice or more; all pairs are for `make proofs`.
+        # Each loop twice and each hit at least once; `make proofs` runs all pairs.
         pytest.param(*hit, loop, marks=() if (i + j) % 3 == 0 else pytest.mark.proofs)
         for i, hit in enumerate(HITS)
         for j, loop in enumerate(LOOPS)
     ],
 )
 def test_a_stop_and_a_kill_change_no_bit(loop, name, place, tmp_path, make_job, undisturbed):
-    """Before a pass, in it, after its last step, and in what follows it."""
+    """Before a pass, in it, after its last step, and in the code after it."""
     assert_same_when_disturbed(
         make_job, undisturbed, tmp_path / "job", loop, {place: name}, every_steps=5
     )
@@ -65,7 +66,7 @@ def test_a_stop_and_a_kill_change_no_bit(loop, name, place, tmp_path, make_job, 
     ("place", "name"), [("before 1", "TERM"), ("step 12", "KILL"), ("after 1", "USR1")]
 )
 def test_a_pass_and_a_training_that_end_by_break(name, place, tmp_path, make_job, undisturbed):
-    """A later start does not go on with what was left."""
+    """A later start does not train the batches and epochs that were left out."""
     assert_same_when_disturbed(
         make_job, undisturbed, tmp_path / "job", "breaks", {place: name}, every_steps=3
     )
@@ -82,7 +83,7 @@ def test_a_second_loader_is_read_on_from_where_it_was(place, tmp_path, make_job,
     ("place", "name"), each_value(["step 6", "after 1", "late 1", "step 9"], ["TERM", "KILL"])
 )
 def test_a_break_while_a_name_still_holds_the_pass(name, place, tmp_path, make_job, undisturbed):
-    """A progress bar does. What follows the pass acts once, and what is due is not left out."""
+    """As with a progress bar: the code after the pass acts once, and due functions still run."""
     job = assert_same_when_disturbed(
         make_job, undisturbed, tmp_path / "job", "bar", {place: name}, every_steps=3
     )
@@ -103,7 +104,7 @@ def test_a_loader_whose_state_goes_on_from_pass_to_pass(
 
 @pytest.mark.parametrize("place", ["late 1", "before 2", "step 13"])
 def test_each_epoch_may_make_a_loader_with_a_generator(place, tmp_path, make_job, undisturbed):
-    """That of the pass before it says nothing of it."""
+    """The state of the previous epoch's loader must not be applied to the new one."""
     folder, places = tmp_path / "job", {place: "KILL"}
     assert_same_when_disturbed(
         make_job, undisturbed, folder, "loaders_of_epochs", places, every_steps=9
@@ -123,7 +124,7 @@ def test_each_epoch_may_make_a_loader_with_a_generator(place, tmp_path, make_job
 def test_code_before_a_pass_sees_run_state_as_the_epoch_began(
     name, place, tmp_path, make_job, undisturbed
 ):
-    """A sampler that is built there from what the pass changes is the same at a resume."""
+    """A sampler that it builds from values which the pass changes is the same at a resume."""
     spec = {"script": SCRIPT, "loop": "reweighs"}
     spec["policy"] = {"checkpoint": {"every_steps": 5}}
     job = make_job(tmp_path / "job", kill_at={place: name}, **spec)
@@ -141,7 +142,7 @@ def test_several_loaders_in_one_loop(tmp_path, make_job, undisturbed):
 def test_a_stop_after_a_pass_commits_what_was_there_before_it(
     place, tmp_path, make_job, undisturbed
 ):
-    """Whatever the weights are by then; with a poll it need not wait for the evaluation's end."""
+    """The weights can be swapped by then; `check_stop` stops before the evaluation ends."""
     job = assert_same_when_disturbed(
         make_job, undisturbed, tmp_path / "job", "swaps", {place: "TERM"}
     )
@@ -151,7 +152,7 @@ def test_a_stop_after_a_pass_commits_what_was_there_before_it(
 
 @pytest.mark.parametrize(("back", "codes"), [(0, [0]), (8, [75, 0])])
 def test_a_rollback_stays_in_its_pass_or_begins_anew(back, codes, tmp_path, make_job):
-    """No `for` goes back to an earlier epoch: the next attempt does, with its budget used."""
+    """`for` cannot go back to an earlier epoch: the next attempt does, with one rollback used."""
     rollback = {"steps_back": back, "lr_scale": 0.5}
     nan = {"action": "rollback", "rollback": rollback, "max_consecutive": 1}
     job = make_job(
@@ -168,12 +169,12 @@ def test_a_rollback_stays_in_its_pass_or_begins_anew(back, codes, tmp_path, make
     assert ("whose batches are read again" in job.output) == (back == 8)
 
 
-# -- how it is used --------------------------------------------------------------------------------
+# -- calls in a script -----------------------------------------------------------------------------
 
 
 @pytest.fixture
 def a_run(tmp_path, monkeypatch):
-    """`with a_run() as run`: each in the same directory, and as if in a process of its own."""
+    """Makes Runs in one directory, each as if in a new process."""
     numbers = itertools.count()
     monkeypatch.setattr(spawned, "owner", lambda: f"process {next(numbers)}")
 
@@ -192,7 +193,7 @@ BATCHES = DataLoader(torch.arange(6.0).reshape(3, 2))
 
 @pytest.mark.parametrize("enabled", [True, False])
 def test_steps_count_over_all_epochs_and_batches_within_one(a_run, enabled):
-    """The same in a plain loop."""
+    """The same with `enabled=False`."""
     seen = []
     with a_run(enabled=enabled) as run:
         run.every(epochs=1)(lambda step: seen.append(("pass", step)))
@@ -212,7 +213,7 @@ def test_steps_count_over_all_epochs_and_batches_within_one(a_run, enabled):
 
 @pytest.mark.parametrize("enabled", [True, False])
 def test_a_pass_whose_iterator_is_held_ends_with_its_epoch(a_run, enabled):
-    """As a progress bar with a name does, after a break."""
+    """After a break, the variable of a progress bar can still refer to it."""
     seen = []
     with a_run(enabled=enabled) as run:
         run.every(epochs=1)(lambda step: seen.append(step))
@@ -228,7 +229,7 @@ def test_a_pass_whose_iterator_is_held_ends_with_its_epoch(a_run, enabled):
 @pytest.mark.parametrize("enabled", [True, False])
 @pytest.mark.parametrize("has_updated", [True, False])
 def test_what_is_due_where_a_pass_ends_by_a_break_runs_once(enabled, has_updated, a_run):
-    """In a plain loop, too; one that polls after the pass is no error in either."""
+    """With `enabled=False`, too; `run.check_stop` after the pass is not an error."""
     seen = []
     with a_run(enabled=enabled) as run:
         run.every(2)(lambda step: seen.append(("two", step)))
@@ -247,7 +248,7 @@ def test_what_is_due_where_a_pass_ends_by_a_break_runs_once(enabled, has_updated
 
 
 def test_a_finished_training_goes_on_with_more_epochs(a_run):
-    """And with no more it trains nothing."""
+    """Without more epochs it trains nothing."""
     seen = []
     for count in (2, 2, 3):
         with a_run() as run:
@@ -280,7 +281,7 @@ def test_what_is_logged_before_and_after_a_pass_counts_once(a_run, tmp_path):
 def test_run_state_of_the_epochs_start_is_saved_once_if_nothing_changed_it(
     has_changed, a_run, tmp_path
 ):
-    """A table that never changes is not twice in each checkpoint."""
+    """Otherwise each checkpoint would have two copies of a table that never changes."""
     with a_run() as run:
         run.state["table"] = torch.zeros(10_000)
         for _ in run.epochs(1):
@@ -295,7 +296,7 @@ def test_run_state_of_the_epochs_start_is_saved_once_if_nothing_changed_it(
 def test_a_large_run_state_is_not_kept_as_an_epoch_begins_and_a_warning_says_so(
     a_run, caplog, monkeypatch
 ):
-    """Code before the pass then sees it as it was at the save, as the warning says, once."""
+    """At a resume, code before the pass sees the values of the save; one warning says so."""
     monkeypatch.setattr("forge.training.loop.epoch_start.MAX_BYTES", 2000)
     seen = []
     for n in (5, None):
@@ -313,7 +314,7 @@ def test_a_large_run_state_is_not_kept_as_an_epoch_begins_and_a_warning_says_so(
 
 
 def test_what_no_resume_repeats_exactly_is_logged_once(a_run, caplog):
-    """However often a new loader is made of the same kind."""
+    """Even if each epoch makes a new loader of the same kind."""
     with a_run() as run:
         for _ in run.epochs(3):
             list(run.batches(iter([torch.ones(2)])))
@@ -392,14 +393,14 @@ def loader_in_a_step(run):
 )
 @pytest.mark.parametrize("enabled", [True, False])
 def test_a_loop_that_would_train_something_else_is_an_error(loop, complaint, enabled, a_run):
-    """Exit 0 with a model that was trained for one epoch is the worst that could happen."""
+    """The worst result would be exit code 0 with a model that was trained for one epoch."""
     with pytest.raises(forge.ForgeError, match=complaint), a_run(enabled=enabled) as run:
         loop(run)
 
 
 @pytest.mark.parametrize(("num_loops", "is_same", "count"), [(2, 1, 0), (5, 1, 1), (5, 0, 0)])
 def test_loops_over_steps_that_are_epochs_are_named_once(num_loops, is_same, count, a_run, caplog):
-    """What stands between them runs again at a resume, on another state; three phases are not."""
+    """A resume would repeat the code between them on another state; a few phases are fine."""
     with a_run() as run:
         for epoch in range(num_loops):
             loader = BATCHES if is_same else DataLoader(BATCHES.dataset)
@@ -409,7 +410,7 @@ def test_loops_over_steps_that_are_epochs_are_named_once(num_loops, is_same, cou
 
 
 def test_a_training_cannot_change_from_steps_to_epochs(a_run):
-    """Its first epoch would come on top of the steps that are done."""
+    """The first epoch would be trained in addition to the finished steps."""
     with a_run() as run:
         list(run.steps(3, BATCHES))
     complaint = r"the checkpoint has a position in a loop over run\.steps"
@@ -426,7 +427,7 @@ def fails_while_it_is_stopped(run):
 
 
 def test_an_error_in_a_pass_saves_nothing_of_it(a_run, tmp_path):
-    """It leaves the pass as a break does; the end of the pass must not be what is resumed."""
+    """The error leaves the pass like a break, but a resume must not begin at the end of it."""
     with pytest.raises(RuntimeError, match="in a step"), a_run() as run:
         fails_while_it_is_stopped(run)
     assert list((tmp_path / "job").glob("step_*")) == []
@@ -442,7 +443,7 @@ def test_without_a_number_of_steps_a_break_ends_the_loop(a_run, enabled):
 
 
 def test_what_the_script_drops_before_a_pass_is_freed(a_run):
-    """A resume looks for its loader among all objects: it must not keep them."""
+    """A resume searches all objects for its loader, and must not keep references to them."""
 
     class Large(list):
         pass

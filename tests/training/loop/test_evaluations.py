@@ -1,4 +1,4 @@
-"""Functions of `run.every`: when they run, and what a stop in one of them leaves behind."""
+"""Functions of `run.every`: when they run, and the effects of a stop in one of them."""
 
 import itertools
 import math
@@ -27,7 +27,7 @@ KINDS = ["draws", "switches", "swaps", "swallows", "remembers", "elsewhere"]
 
 @pytest.fixture
 def a_run(tmp_path, monkeypatch):
-    """`a_run(n, register)` trains in the same directory; each counts as a process of its own."""
+    """`a_run(n, register)` trains in the same directory; each call counts as a new process."""
     numbers = itertools.count()
     monkeypatch.setattr(spawned, "owner", lambda: f"process {next(numbers)}")
 
@@ -52,7 +52,7 @@ def a_run(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("enabled", [True, False])
 def test_functions_run_in_order_after_so_many_steps_and_at_the_end(a_run, enabled):
-    """The same in a plain loop: `resilience=disabled` must not change what is evaluated."""
+    """`enabled=False` must not change the evaluations."""
     seen = []
 
     def register(run):
@@ -66,7 +66,7 @@ def test_functions_run_in_order_after_so_many_steps_and_at_the_end(a_run, enable
 
 
 def test_what_is_logged_counts_for_the_last_step_and_is_in_that_boundary_s_checkpoint(a_run):
-    """A checkpoint carries the metric of its own weights."""
+    """A checkpoint has the metrics of its own weights."""
 
     def register(run):
         run.every(4)(lambda step: run.log(held_out=step * 10))
@@ -78,7 +78,7 @@ def test_what_is_logged_counts_for_the_last_step_and_is_in_that_boundary_s_check
 
 
 def test_a_boundary_that_two_loops_share_runs_its_functions_once(a_run, tmp_path):
-    """The second loop begins where the first ended."""
+    """The second loop begins at the boundary at which the first ended."""
     seen = []
     model = torch.nn.Linear(2, 1)
     with forge.Run({"checkpoint": {"dir": str(tmp_path / "job")}}, model=model) as run:
@@ -91,7 +91,7 @@ def test_a_boundary_that_two_loops_share_runs_its_functions_once(a_run, tmp_path
 
 
 def test_two_functions_of_a_name_are_told_apart_and_one_that_is_gone_is_named(a_run, caplog):
-    """By their names a resumed job knows which are still to run."""
+    """A resumed job knows by name which functions still have to run."""
     names = []
 
     def register(run):
@@ -117,20 +117,20 @@ def test_a_function_that_would_never_run_is_refused(a_run):
 
 
 def test_a_function_is_registered_above_the_loop(a_run):
-    """In it there would be one more at each step."""
+    """In the loop, each step would register another function."""
     with pytest.raises(forge.ForgeError, match=r"run\.every\(\) was called inside a step"):
         a_run(1, lambda run: None, lambda run, step: run.every(1)(lambda step: None))
 
 
 @pytest.mark.parametrize("enabled", [True, False])
 def test_a_poll_outside_such_a_function_is_an_error_that_names_it(a_run, enabled):
-    """No stop can happen there: a poll that promises one would not keep its word."""
+    """No stop is possible there, so the call would promise something that cannot happen."""
     with pytest.raises(forge.ForgeError, match=r"@run\.every\(100\)"):
         a_run(1, lambda run: None, lambda run, step: run.check_stop(), enabled=enabled)
 
 
 def test_a_save_that_is_asked_for_inside_comes_at_the_end_of_the_boundary(a_run):
-    """With what the functions have logged."""
+    """The checkpoint has the metrics that the functions logged."""
 
     def register(run):
         @run.every(3)
@@ -148,7 +148,7 @@ def test_a_save_that_is_asked_for_inside_comes_at_the_end_of_the_boundary(a_run)
 
 
 def stopped(tmp_path, make_job, undisturbed, places, kind="draws", code=143, **spec):
-    """A job that is stopped in its evaluation at step 9, and its second attempt."""
+    """Stop a job in its evaluation at step 9, and resume it. Returns the job."""
     spec = {"kind": kind, **spec}
     job = make_job(tmp_path / "job", script=SCRIPT, places=places, **spec)
     job.run_to_end(code)
@@ -159,23 +159,23 @@ def stopped(tmp_path, make_job, undisturbed, places, kind="draws", code=143, **s
 @pytest.mark.parametrize(
     ("kind", "place"),
     [
-        # Each kind once, each place twice; all pairs are for `make proofs`.
+        # Each kind once, each place twice; `make proofs` runs all pairs.
         pytest.param(kind, place, marks=() if (i + j) % 3 == 0 else pytest.mark.proofs)
         for i, kind in enumerate(KINDS)
         for j, place in enumerate(["start", "poll 1", "late"])
     ],
 )
 def test_a_stop_in_an_evaluation_changes_no_bit(kind, place, tmp_path, make_job, undisturbed):
-    """Whatever the function has swapped, switched, caught or drawn by then."""
+    """The function can have swapped weights, switched a mode, caught the stop, or drawn numbers."""
     job = stopped(tmp_path, make_job, undisturbed, {place: "TERM"}, kind)
     assert job.steps_repeated == [0]
     if kind == "swallows" and place != "late":
-        # Caught once by the function, and raised again by its next poll.
+        # The function catches the stop once, and its next poll raises it again.
         assert (job.directory / "swallowed").read_text() == "xx"
 
 
 def test_a_stop_in_the_evaluation_at_the_end_changes_no_bit(tmp_path, make_job, undisturbed):
-    """No step is left, but the evaluation is."""
+    """No step remains, but the evaluation does."""
     job = stopped(tmp_path, make_job, undisturbed, {"poll 1": "USR1"}, "remembers", code=75, at=20)
     assert job.history.attempts[1].start_step == 20
 
@@ -184,7 +184,7 @@ def test_a_stop_in_the_evaluation_at_the_end_changes_no_bit(tmp_path, make_job, 
 def test_a_stop_before_an_evaluation_leaves_it_to_the_next_start(
     step, tmp_path, make_job, undisturbed
 ):
-    """The signal comes in the last step before it: the boundary stops before it evaluates."""
+    """The signal arrives in the last step before it, and the boundary stops before it evaluates."""
     job = make_job(
         tmp_path / "job", script=SCRIPT, kind="remembers", kill_at={f"step {step}": "TERM"}
     )
@@ -194,7 +194,7 @@ def test_a_stop_before_an_evaluation_leaves_it_to_the_next_start(
 
 
 def test_a_kill_in_an_evaluation_changes_no_bit(tmp_path, make_job, undisturbed):
-    """From the last checkpoint, and the evaluation comes again."""
+    """The job resumes from the last checkpoint, and repeats the evaluation."""
     policy = {"checkpoint": {"every_steps": 4}}
     job = stopped(
         tmp_path, make_job, undisturbed, {"poll 1": "KILL"}, "swaps", code=-9, policy=policy
@@ -203,14 +203,14 @@ def test_a_kill_in_an_evaluation_changes_no_bit(tmp_path, make_job, undisturbed)
 
 
 def test_an_error_in_an_evaluation_while_a_stop_is_pending_saves(tmp_path, make_job, undisturbed):
-    """A helper has died of the same signal: the held boundary is exact all the same."""
+    """For example, the signal also killed a child: the snapshot of the boundary is still exact."""
     job = stopped(tmp_path, make_job, undisturbed, {"poll 1": "raise"}, "swaps")
     assert job.steps_repeated == [0]
     assert "raised RuntimeError after a stop was requested: a helper has died" in job.output
 
 
 def test_where_nobody_polls_a_thread_saves_the_held_boundary(tmp_path, make_job, undisturbed):
-    """An evaluation that takes longer than a stop may is ended by force, and loses nothing."""
+    """An evaluation that takes longer than a stop is allowed to is killed, and nothing is lost."""
     policy = {"checkpoint": {"every_steps": 100}}
     spec = {"kind": "swaps", "policy": policy}
     job = make_job(tmp_path / "job", SCRIPT, places={"poll 1": "sleep"}, **spec)
@@ -226,7 +226,7 @@ def test_where_nobody_polls_a_thread_saves_the_held_boundary(tmp_path, make_job,
 
 
 def test_without_memory_for_a_copy_the_boundary_is_held_on_disk(tmp_path, make_job, undisturbed):
-    """It is there before the evaluation begins, and is replaced by the save after it."""
+    """It is written before the evaluation, and replaced by the save after the evaluation."""
     policy = {"checkpoint": {"every_steps": 3}}
     spec = {"kind": "swaps", "policy": policy, "no_memory": True}
     job = stopped(tmp_path, make_job, undisturbed, {"poll 1": "KILL"}, code=-9, **spec)
@@ -237,11 +237,11 @@ def test_without_memory_for_a_copy_the_boundary_is_held_on_disk(tmp_path, make_j
 
 
 def test_a_boundary_is_not_held_where_a_copy_would_cost_more_than_a_tenth(a_run, monkeypatch):
-    """The stop then waits; `poll` does not say so: what is cut short logs other values."""
+    """Then a stop waits, and `check_stop` returns False, so that the evaluation is complete."""
     held, answers = [], []
     hold = Saver.hold
     monkeypatch.setattr(Saver, "hold", lambda *a, **kw: held.append(a[1]) or hold(*a, **kw))
-    monkeypatch.setattr(snapshot_holder, "_COPIES", 1e9)  # from the second time on never
+    monkeypatch.setattr(snapshot_holder, "_COPIES", 1e9)  # never from the second time on
     monkeypatch.setattr(stopping, "leave", lambda code, text, reason: forge.Exit(code, text))
 
     def register(run):
@@ -256,13 +256,13 @@ def test_a_boundary_is_not_held_where_a_copy_would_cost_more_than_a_tenth(a_run,
     with pytest.raises(forge.Exit, match="SIGTERM"):
         a_run(8, register)
     stopping.uninstall()  # the process would have ended
-    assert held == [2]  # the first time nobody knows how long it takes
+    assert held == [2]  # the first time, the duration is not known
     assert answers == [False, False]
     assert manifest.read(a_run.directory / "step_4").logged_at["held_out"] == 3
 
 
 def test_a_stop_that_waited_long_for_its_step_names_run_every(a_run, monkeypatch, caplog):
-    """And says how long: that is what an evaluation inside the loop costs."""
+    """The message has the waiting time, which is the cost of an evaluation inside the loop."""
     monkeypatch.setattr(shutdown, "_LONG_WAIT_S", 0.0)
     monkeypatch.setattr(stopping, "leave", lambda code, text, reason: forge.Exit(code, text))
 
@@ -279,7 +279,7 @@ def test_a_stop_that_waited_long_for_its_step_names_run_every(a_run, monkeypatch
 
 
 def test_a_forced_exit_in_a_step_names_run_every(tmp_path, make_job):
-    """An evaluation that stands in the loop, and takes longer than a stop may."""
+    """For example an evaluation inside the loop that takes longer than a stop is allowed to."""
     policy = {"shutdown": {"timeout_s": 1.0}}
     job = make_job(tmp_path / "job", "stages.py", stage="c_call", policy=policy)
     process = job.start()
@@ -292,7 +292,7 @@ def test_a_forced_exit_in_a_step_names_run_every(tmp_path, make_job):
 
 @pytest.fixture
 def stopped_at_4(a_run, monkeypatch):
-    """Leave a checkpoint of step 4 from before its evaluation: stopped in it, or just before."""
+    """Makes a checkpoint of step 4 without its evaluation: by a stop in it, or just before it."""
     monkeypatch.setattr(stopping, "leave", lambda code, text, reason: forge.Exit(code, text))
 
     def stop_once(at):
@@ -316,7 +316,7 @@ def stopped_at_4(a_run, monkeypatch):
 
 @pytest.mark.parametrize("at", ["before it", "in it"])
 def test_a_stop_costs_a_checkpoint_none_of_its_metrics(at, a_run, stopped_at_4):
-    """The job that resumes evaluates, and then makes the save that is due at that boundary."""
+    """The resumed job evaluates, and then makes the save that is due at that boundary."""
     stopped_at_4(at)
 
     def register(run):
@@ -330,7 +330,7 @@ def test_a_stop_costs_a_checkpoint_none_of_its_metrics(at, a_run, stopped_at_4):
 
 @pytest.mark.parametrize("at", ["before it", "in it"])
 def test_a_save_before_the_loop_leaves_a_held_boundary_as_it_is(at, a_run, stopped_at_4):
-    """No loop has begun there: what was written would not know the place in the data."""
+    """Before the loop, a save would not have the position in the data."""
     stopped_at_4(at)
     before = manifest.read(a_run.directory / "step_4")
 
@@ -346,7 +346,7 @@ def test_a_save_before_the_loop_leaves_a_held_boundary_as_it_is(at, a_run, stopp
 def test_a_rollback_to_a_boundary_that_was_held_on_disk_runs_its_functions_again(
     a_run, monkeypatch
 ):
-    """That checkpoint is of before them: what they log and draw is still to come."""
+    """The checkpoint was made before them, so their metrics and draws are not in it."""
     monkeypatch.setattr(memory, "free_bytes", lambda: 0)
     seen, bad = [], []
 

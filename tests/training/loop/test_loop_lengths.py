@@ -1,4 +1,4 @@
-"""Ranks that would end a loop or a pass after other steps: refused before it, or at its end."""
+"""Ranks whose loops or passes would end after different steps: refused before, or at the end."""
 
 import pytest
 from ranked import RankedJob
@@ -9,7 +9,7 @@ def passes(directory, *lengths, **spec):
 
 
 def test_ranks_that_want_other_numbers_of_steps_or_epochs_are_refused_at_once(tmp_path):
-    """The shorter one would leave the others in a collective, until torch's timeout."""
+    """Otherwise the ranks with more steps would hang in a collective until torch's timeout."""
     job = RankedJob(tmp_path / "steps", 2, n=9, n_by_rank={"1": 12})
     assert job.run() == [78, 78]
     longer = passes(tmp_path / "epochs", 5, 5, longer=[1])
@@ -24,7 +24,7 @@ def test_ranks_that_want_other_numbers_of_steps_or_epochs_are_refused_at_once(tm
 
 
 def test_loaders_of_different_lengths_are_refused_before_the_first_step(tmp_path):
-    """One rank would wait for the others after the pass, and they for it in a step."""
+    """Otherwise one rank would wait after the pass, and the others for it in a step."""
     job = passes(tmp_path, 5, 4, 5)
     assert job.run() == [78] * 3
     for lines in job.printed:
@@ -36,7 +36,7 @@ def test_loaders_of_different_lengths_are_refused_before_the_first_step(tmp_path
 
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_passes_of_one_length_stop_and_end_together(is_stream, tmp_path):
-    """Whether the loaders say how long they are or not; a resume in a pass compares again."""
+    """For loaders with and without a length; a resume in a pass compares the lengths again."""
     whole = passes(tmp_path / "whole", 40, 40, is_stream=is_stream)
     whole.run_to_end()
     stopped = passes(tmp_path / "stopped", 40, 40, is_stream=is_stream, signal=[3, 1])
@@ -46,7 +46,7 @@ def test_passes_of_one_length_stop_and_end_together(is_stream, tmp_path):
 
 
 def test_streams_that_end_one_after_the_other_are_refused_at_the_end(tmp_path):
-    """Where no collective of a step has kept the longer one waiting."""
+    """The steps have no collective, so the rank with the longer stream did not hang in one."""
     job = passes(tmp_path, 3, 4, is_stream=True, is_quiet=True)
     assert job.run() == [78, 78]
     for lines in job.printed:
@@ -54,7 +54,7 @@ def test_streams_that_end_one_after_the_other_are_refused_at_the_end(tmp_path):
 
 
 def test_a_stream_that_ends_while_others_are_in_a_step_is_named(tmp_path):
-    """Once their collective has given up; until then nothing that follows the pass answers it."""
+    """The error comes when their collective times out; code after the pass must not answer it."""
     job = passes(tmp_path, 3, 4, is_stream=True, timeout_s=2)
     codes = job.run()
     assert codes[0] == 70
@@ -64,7 +64,7 @@ def test_a_stream_that_ends_while_others_are_in_a_step_is_named(tmp_path):
 
 
 def test_a_loop_over_steps_takes_loaders_of_any_length(tmp_path):
-    """Each rank begins its next epoch by itself, and all of them end after the same step."""
+    """Each rank begins its next epoch by itself, and all ranks end after the same step."""
     job = passes(tmp_path, 3, 4, steps=10)
     job.run_to_end()
     assert [int(one["steps"]) for one in job.weights] == [10, 10]

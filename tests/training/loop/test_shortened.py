@@ -1,4 +1,4 @@
-"""What `forge rehearse` makes of a long training: a short one in which everything is seen."""
+"""Trainings that `forge rehearse` shortens: few steps, in which everything still happens."""
 
 import itertools
 
@@ -36,7 +36,7 @@ def saves(tmp_path):
 
 @pytest.mark.parametrize("kind", LOADERS)
 def test_a_flat_loop_has_three_passes_with_evaluations_and_saves(kind, tmp_path, is_short):
-    """An iterator cannot begin again: it has one pass, of all steps."""
+    """An iterator cannot start again, so it has one pass with all steps."""
     seen, evaluated = [], []
     with a_run(tmp_path) as run:
         run.every(100, at_end=True)(evaluated.append)

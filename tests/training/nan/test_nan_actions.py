@@ -1,4 +1,4 @@
-"""What `resilience.nan.action` promises, in whole runs."""
+"""The actions of `resilience.nan.action`, in whole runs."""
 
 import json
 import math
@@ -38,7 +38,7 @@ def is_finite(job):
 
 
 def test_a_job_that_warns_goes_on_with_the_update(tmp_path):
-    """Somebody asked to see the NaN take its course; a line a step would fill the disk."""
+    """A user wants to see the effect of a NaN; a line for each step would fill the disk."""
     job = nan_job(tmp_path, "warn", 5)
     assert job.run() == 0
     assert "Step 5: NaN or Inf: the loss is nan; the update was applied" in job.output
@@ -67,7 +67,7 @@ def test_a_job_that_skips_finishes_with_finite_weights(tmp_path):
 
 @pytest.mark.parametrize("action", ["halt", "raise"])
 def test_a_job_that_halts_ends_with_65_and_its_last_good_checkpoint(tmp_path, action):
-    """The code tells the launcher that running it again would not help."""
+    """Exit code 65 shows the launcher that a restart would not help."""
     job = nan_job(tmp_path, action, 5)
     assert job.run() == 65
     assert "halted by the NaN policy: Step 5: NaN or Inf: the loss is nan" in job.output
@@ -80,7 +80,7 @@ def test_a_job_that_halts_ends_with_65_and_its_last_good_checkpoint(tmp_path, ac
 
 
 def test_a_job_whose_rollbacks_do_not_help_halts_with_65(tmp_path):
-    """Steps that are always bad, whatever the data: rolling back forever would burn the budget."""
+    """If steps are bad with any data, endless rollbacks would use up the allocation."""
     job = nan_job(tmp_path, "rollback", 6, 7, max_consecutive=2, rollback={"max_rollbacks": 2})
     assert job.run() == 65
     rollbacks = [e for a in job.history.attempts for e in a.events if e["kind"] == "rollback"]
@@ -93,7 +93,7 @@ def test_a_job_whose_rollbacks_do_not_help_halts_with_65(tmp_path):
 
 
 def test_a_skipped_update_moves_nothing(tmp_path):
-    """Not the weights, not the optimizer's averages and counters, not the schedule: bit by bit."""
+    """Weights, the optimizer's averages and counters, and the schedule keep the same bits."""
     states = []
 
     def keep(run):
@@ -125,7 +125,7 @@ def test_a_skipped_update_moves_nothing(tmp_path):
 
 @pytest.mark.parametrize("form", ["update", "guard"])
 def test_a_streak_of_max_consecutive_halts_where_it_ends(tmp_path, form):
-    """The data or the model is broken; skipping on would only spend the allocation."""
+    """The data or the model is broken, so more skips would only waste the allocation."""
     outcome = train(tmp_path, action="skip", max_consecutive=3, bad=streak(6, 3), form=form)
     assert outcome.code == 65
     assert "Step 8" in outcome.text
@@ -136,21 +136,21 @@ def test_a_streak_of_max_consecutive_halts_where_it_ends(tmp_path, form):
 
 
 def test_a_good_step_ends_the_streak(tmp_path):
-    """Two of three bad, forever, is not three in a row."""
+    """Two bad steps of every three are never three in a row."""
     outcome = train(tmp_path, action="skip", max_consecutive=3, bad=lambda v, s, i: v % 3 != 0)
     assert outcome.code == 0
     assert outcome.updated.count(False) == 16
 
 
 def test_a_bad_last_step_still_halts(tmp_path):
-    """'Finished' would be a lie."""
+    """The run must not count as finished."""
     outcome = train(tmp_path, action="halt", steps=6, bad=streak(5, 1))
     assert outcome.code == 65
     assert not events(tmp_path, "finish")
 
 
 def test_a_bad_step_that_ends_the_loop_by_break_still_halts(tmp_path):
-    """No boundary follows it, but the `with` block ends."""
+    """After it there is no boundary, only the end of the `with` block."""
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     policy = {"nan": {"action": "halt"}, "checkpoint": {"dir": str(tmp_path)}}
@@ -180,7 +180,7 @@ def test_halt_leaves_the_weights_of_the_step_before(tmp_path):
 
 
 def test_a_halted_run_that_is_started_again_goes_on_from_its_last_good_step(tmp_path):
-    """A fault of a moment, or a person who has mended the data."""
+    """The fault was temporary, or a user has repaired the data."""
     assert train(tmp_path / "a", action="halt", bad=streak(7, 1)).code == 65
     again = train(tmp_path / "a", action="halt")
     assert again.code == 0
@@ -189,12 +189,12 @@ def test_a_halted_run_that_is_started_again_goes_on_from_its_last_good_step(tmp_
 
 
 def test_the_metrics_up_to_the_halt_are_in_the_ledger(tmp_path):
-    """The losses just before the NaN are those that people want to see."""
+    """Users want to see the losses just before the NaN."""
     train(tmp_path, action="halt", bad=streak(7, 1), every_steps=1000)
     assert [e["step"] for e in events(tmp_path, "metrics")] == list(range(8))
 
 
-# -- what is bad ----------------------------------------------------------------------------------
+# -- which steps are bad ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("form", ["update", "guard"])
@@ -210,7 +210,7 @@ def test_the_metrics_up_to_the_halt_are_in_the_ledger(tmp_path):
     ids=["nan gradient", "inf gradient", "nan loss", "inf loss", "minus inf loss"],
 )
 def test_the_culprit_is_named(tmp_path, caplog, spoil, words, form):
-    """Which parameter went wrong is the first thing that people look for."""
+    """Users first want to know which parameter went wrong."""
     outcome = train(tmp_path, action="skip", steps=6, bad=streak(3, 1), spoil=spoil, form=form)
     assert outcome.updated == [True] * 3 + [False] + [True] * 2
     assert f"Step 3: NaN or Inf: {words}" in caplog.text
@@ -252,7 +252,7 @@ def test_without_check_gradients_only_the_loss_is_judged(tmp_path):
     ],
 )
 def test_both_forms_of_the_update_follow_the_policy(tmp_path, form, action, updated, code):
-    """`guard` for people who write the update themselves."""
+    """`guard` is for users who write the update themselves."""
     more = {"max_consecutive": 1} if action == "rollback" else {}
     bad = streak(2, 1)
     outcome = train(tmp_path, action=action, steps=6, bad=bad, form=form, **more)

@@ -1,4 +1,4 @@
-"""`run.update` beside the loop one would write by hand: same bits, one look, right clipping."""
+"""`run.update` and a loop written by hand: same bits, one device sync, correct clipping."""
 
 import itertools
 
@@ -18,7 +18,7 @@ from forge.training import metrics
 def test_fifty_updates_give_the_very_bits_of_the_loop_written_by_hand(
     tmp_path, name, clip_norm, policy
 ):
-    """Nobody would use a loop that trains something else."""
+    """`run.update` must not train something else."""
     by_hand, optimizer, schedule = build(OPTIMIZERS[name])
     for loss in losses(by_hand, 50):
         loss.backward()
@@ -44,7 +44,7 @@ def test_fifty_updates_give_the_very_bits_of_the_loop_written_by_hand(
 )
 @pytest.mark.parametrize("clip_norm", [None, 2.0])
 def test_huge_finite_gradients_are_no_nan_and_are_clipped_right(tmp_path, dtype, size, clip_norm):
-    """Their squares overflow, they do not: plain clipping would make zeros of them."""
+    """Their squares overflow although they are finite: plain clipping would make them zeros."""
     weight = torch.nn.Parameter(torch.zeros(16, dtype=dtype))
     optimizer = torch.optim.SGD([weight], lr=1.0)
     with a_run(
@@ -70,7 +70,7 @@ class _Holder(torch.nn.Module):
 
 @pytest.fixture
 def syncs(monkeypatch):
-    """Counts what would wait for a device: every way of bringing a tensor's value to the host."""
+    """Counts device synchronizations: all methods that bring a tensor's value to the host."""
     counts = {}
     depth = itertools.count()
     inside = []
@@ -79,7 +79,7 @@ def syncs(monkeypatch):
         original = getattr(torch.Tensor, name)
 
         def counted(self, *args, **kwargs):
-            if not inside:  # bool() may be implemented by item()
+            if not inside:  # bool() can call item()
                 counts[name] = counts.get(name, 0) + 1
                 next(depth)
             inside.append(name)
@@ -101,7 +101,7 @@ def syncs(monkeypatch):
 def test_a_good_step_waits_for_the_device_at_most_once(
     tmp_path, monkeypatch, syncs, depth, check_gradients, form
 ):
-    """One look a step, however many parameters: each wait costs the device's idle time."""
+    """One sync a step for any number of parameters, since the device is idle during each."""
     monkeypatch.setattr(metrics, "is_on_host", lambda value: False)
     model, optimizer, schedule = build(OPTIMIZERS["AdamW fused"], depth)
     stateful = {"model": model, "optimizer": optimizer, "schedule": schedule}
@@ -121,7 +121,7 @@ def test_a_good_step_waits_for_the_device_at_most_once(
 
 
 def test_the_counter_of_waits_counts(syncs):
-    """Or the test above could not fail."""
+    """Otherwise the test above could not fail."""
     for wait in (torch.Tensor.item, torch.Tensor.tolist, float, bool, int):
         wait(torch.tensor(1.0))
     assert sum(syncs.values()) == 5
@@ -156,7 +156,7 @@ def two_optimizer_run(directory, bad_one, policy, steps=8, each=lambda run, step
 
 
 def halves(is_scaled):
-    """A model whose two halves have an optimizer and a schedule each, and perhaps a scaler."""
+    """A model in two halves, each with an optimizer and a schedule, and one scaler for both."""
     model, _, _ = build(OPTIMIZERS["SGD"])
     optimizers = [
         torch.optim.SGD(model[:2].parameters(), lr=0.03, momentum=0.9),
@@ -175,7 +175,7 @@ def halves(is_scaled):
 def test_one_update_of_two_optimizers_gives_the_bits_of_the_loop_written_by_hand(
     tmp_path, policy, is_scaled
 ):
-    """One loss, one clipping over all gradients, both step; at an overflow none does."""
+    """One loss, one clipping of all gradients: both optimizers step, or none at an overflow."""
     by_hand, optimizers, schedules, scaler = halves(is_scaled)
     for loss in losses(by_hand, 40):
         scaler.scale(loss).backward()
@@ -235,7 +235,7 @@ def test_a_list_of_optimizers_names_the_one_that_the_run_does_not_know(tmp_path)
 
 @pytest.mark.parametrize("bad_one", [0, 1])
 def test_a_step_with_two_updates_is_bad_if_one_of_them_is(tmp_path, bad_one):
-    """A generator that is NaN forever must not be excused by its discriminator."""
+    """A good discriminator must not hide a generator that is always NaN."""
     code, _, reason = two_optimizer_run(tmp_path, bad_one, {"nan": {"max_consecutive": 4}})
     assert code == 65
     assert "Step 5" in reason
@@ -254,12 +254,12 @@ def test_a_step_with_two_updates_counts_once(tmp_path):
 
 @pytest.mark.parametrize("name", ["optimizer", "schedule", "scaler"])
 def test_an_object_that_the_run_does_not_know_is_refused(tmp_path, name):
-    """Its state would be lost at every stop, silently."""
+    """Each stop would silently lose its state."""
     model, optimizer, schedule = build(OPTIMIZERS["SGD"])
     scaler = torch.amp.GradScaler("cpu")
     stateful = {"model": model, "optimizer": optimizer, "schedule": schedule, "scaler": scaler}
     del stateful[name]
-    schedule = schedule if name != "schedule" else None  # else it is named before the first step
+    schedule = schedule if name != "schedule" else None  # else refused before the first step
     with a_run(tmp_path, **stateful) as run:
         for _, loss in zip(run.steps(1), losses(model, 1), strict=False):
             loss.backward()
@@ -269,7 +269,7 @@ def test_an_object_that_the_run_does_not_know_is_refused(tmp_path, name):
 
 
 def test_what_one_update_cannot_step_is_refused_with_what_to_do(tmp_path):
-    """Both need what `update` is not given: a metric, a closure."""
+    """`update` does not get the closure or the metric that they need."""
     parameter = torch.nn.Parameter(torch.zeros(2))
     lbfgs = torch.optim.LBFGS([parameter])
     sgd = torch.optim.SGD([parameter], lr=0.1)
@@ -299,7 +299,7 @@ OWN_STEPS = {
 def test_a_step_of_an_optimizer_without_the_nan_policy_is_named_once(
     tmp_path, caplog, how, is_in_epochs
 ):
-    """Else `nan.action=halt` would be trusted, and the job ends as finished with a loss of NaN."""
+    """Otherwise the job would end as finished with a NaN loss, in spite of `nan.action=halt`."""
     caplog.set_level("INFO", logger="forge")
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.03)
@@ -324,7 +324,7 @@ def test_a_step_of_an_optimizer_without_the_nan_policy_is_named_once(
 
 
 def test_an_optimizer_that_steps_between_two_steps_is_not_named(tmp_path, caplog):
-    """An evaluation may train a probe; the policy is about the steps of the loop."""
+    """An evaluation can train a probe; the policy applies to the steps of the loop."""
     caplog.set_level("INFO", logger="forge")
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.03)

@@ -1,4 +1,4 @@
-"""What could not be saved, or not be loaded, is found at the start or when it happens."""
+"""State that cannot be saved or loaded is refused at the start, or as soon as it appears."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ def halves():
 
 
 def unfreeze_at(directory, at, steps=6, stops=False):
-    """A run that gives the optimizer more to train before, in, or after its loop."""
+    """A run that adds a parameter group before, in, or after its loop."""
     model, optimizer = halves()
 
     def add():
@@ -43,7 +43,7 @@ def unfreeze_at(directory, at, steps=6, stops=False):
 def test_a_parameter_group_that_is_added_in_the_loop_is_refused_before_it_is_saved(
     tmp_path, at, saved
 ):
-    """Four starts ended with code 74: what the first had saved fitted none of them."""
+    """Otherwise every later start would end with code 74, since the checkpoint does not fit it."""
     with pytest.raises(forge.Exit) as caught:
         unfreeze_at(tmp_path, at)
     assert caught.value.code == 78
@@ -69,7 +69,7 @@ class Forgetful:
 
 
 class Prepared(DataLoader):
-    """As a library wraps a loader: it offers a state that the one inside does not have."""
+    """As libraries wrap a loader: it has a `state_dict`, but the loader inside has none."""
 
     def state_dict(self):
         return self.inner_state
@@ -79,7 +79,7 @@ class Prepared(DataLoader):
 
 
 def test_an_object_that_raises_when_it_is_asked_for_its_state_is_named_at_the_start(tmp_path):
-    """Asked at the stop for the first time, it would cost everything since the start."""
+    """A first call at the stop would cost all steps since the start."""
     with pytest.raises(forge.Exit) as caught, a_run(tmp_path, tracker=Forgetful()):
         raise AssertionError("the run has begun")
     assert caught.value.code == 78

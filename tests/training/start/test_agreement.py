@@ -1,4 +1,4 @@
-"""Ranks that differ do not train: real ranks, each with an environment of its own."""
+"""Ranks that differ do not train together: real ranks, each with its own environment."""
 
 import json
 
@@ -9,7 +9,7 @@ NAN = {"policy": {"nan": {"action": "warn"}}}
 
 
 def started(folder, *of_ranks):
-    """A job whose ranks differ as told, after one attempt, and its exit codes."""
+    """A job whose ranks differ by `of_ranks`, after one attempt, and its exit codes."""
     job = RankedJob(folder / "job", len(of_ranks), script="differing.py")
     processes = job.start([{"MINE": json.dumps(one)} for one in of_ranks])
     return job, [one.wait() for one in processes]
@@ -32,7 +32,7 @@ def started(folder, *of_ranks):
 def test_ranks_that_differ_are_rejected_on_every_rank_before_anything_is_written(
     tmp_path, of_ranks, text
 ):
-    """One that applies a NaN and one that skips it used to save it in a good checkpoint."""
+    """Otherwise one rank applies a NaN, another skips it, and the checkpoint counts as good."""
     job, codes = started(tmp_path, *of_ranks)
     assert codes == [78] * len(of_ranks), job.output
     assert all(text in " ".join(lines) for lines in job.printed), job.output
@@ -41,7 +41,7 @@ def test_ranks_that_differ_are_rejected_on_every_rank_before_anything_is_written
 
 
 def test_what_each_rank_has_of_its_own_may_differ(tmp_path):
-    """Its local rank, and where it was started: the directory is where rank 0 finds it."""
+    """The local rank and the working directory; rank 0 decides the checkpoint directory."""
     words = [["--local-rank", "0"], ["--local_rank=1"]]
     mine = [{"words": one, "cwd": f"cwd{rank}"} for rank, one in enumerate(words)]
     job, codes = started(tmp_path, *mine)

@@ -1,4 +1,4 @@
-"""`job.json`: what it holds, when it is written, and what becomes of it when it is damaged."""
+"""`job.json`: its content, when forge writes it, and what happens if it is damaged."""
 
 import contextlib
 import json
@@ -18,7 +18,7 @@ from forge.training.start.checkpoint_owner import CheckpointOwner
 
 
 class Place:
-    """A checkpoint directory, and jobs that use it; `start` is one of their starts."""
+    """A checkpoint directory, and jobs that use it; `start` is one start of a job."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -27,7 +27,7 @@ class Place:
         self.said = []
 
     def start(self, step=None, lr=0.1, out="out", take=False, objects=None, **config):
-        """Decide, load what is newest, keep, save `step`; returns the loaded optimizer state."""
+        """Claim, load the newest checkpoint, save `step`; returns the optimizer's first group."""
         job = self.folder / out
         config_file.write(job / ".forge" / identity.START, {"written": {"lr": lr, **config}})
         model = torch.nn.Linear(2, 1)
@@ -72,12 +72,12 @@ def test_another_config_is_refused_until_it_is_taken_on(place):
 
 
 def test_a_checkpoint_is_compared_with_what_was_built_when_it_was_saved(place):
-    """The newest may be damaged, and the one before it of an earlier config."""
+    """The newest checkpoint can be damaged, and the one before can be of an earlier config."""
     place.start(1)
     place.start(2, lr=0.2, take=True)
     next(place.checkpoints.glob("step_2/tensors*")).write_bytes(b"")
     assert place.start(lr=0.2)["lr"] == 0.2
-    assert place.start(3, take=True)["lr"] == 0.1  # the first config again, and its own checkpoint
+    assert place.start(3, take=True)["lr"] == 0.1  # the first config again, with its own checkpoint
     assert place.rates == [0.2, 0.1]
 
 
@@ -95,7 +95,7 @@ def test_nothing_is_protected_before_the_first_checkpoint(place):
 
 
 def test_the_same_job_is_not_written_again(place):
-    """A full disk at a resume would end a job that has nothing to write."""
+    """Otherwise a full disk would end a resume that has nothing to write."""
     place.start(1)
     before = os.stat(place.record).st_ino
     place.start(2)
@@ -103,7 +103,7 @@ def test_the_same_job_is_not_written_again(place):
 
 
 def test_rates_that_only_the_code_has_changed_are_named(place):
-    """The config is the same, so the job is; but loading puts the old rate back."""
+    """The config and therefore the job are the same, but loading restores the old rate."""
     place.start(1)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=5.0)
     place.start(2, objects={"other": torch.optim.SGD(optimizer.param_groups[0]["params"], lr=1.0)})
@@ -114,7 +114,7 @@ def test_rates_that_only_the_code_has_changed_are_named(place):
 
 @pytest.mark.parametrize("damage", ["missing", "empty", "edited", "not text"])
 def test_a_damaged_record_is_made_anew_or_refused(place, damage):
-    """By the newest checkpoint, which says whose it is."""
+    """The newest checkpoint identifies the job."""
     place.start(1)
     text = place.record.read_text()
     if damage == "missing":

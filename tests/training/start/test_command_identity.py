@@ -1,4 +1,4 @@
-"""What makes two starts the same job without Hydra: `config=`, else the command's arguments."""
+"""The identity of a job without Hydra: `config=`, or else the arguments of the command."""
 
 import json
 
@@ -70,7 +70,7 @@ if __name__ == "__main__":
 
 
 class Program:
-    """A script in a folder, started again and again with one checkpoint directory."""
+    """A script in a folder, started several times with one checkpoint directory."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -90,7 +90,7 @@ class Program:
         return self.folder / "ck/job.json"
 
     def forget_words(self):
-        """As a version of forge wrote it that knew none."""
+        """Rewrite job.json as by a version of forge that did not record arguments."""
         from forge.training.start import checkpoint_owner
 
         content = json.loads(self.record.read_text())
@@ -106,7 +106,7 @@ def program(tmp_path):
 
 
 def test_a_loop_over_seeds_in_one_directory_ends_at_the_second_seed(program):
-    """It used to yield as many copies of the first result as there were seeds."""
+    """Otherwise there would be as many copies of the first result as there are seeds."""
     assert program.start("--seed", "0").returncode == 0
     refused = program.start("--seed", "7", "--fast")
     assert refused.returncode == 78, refused.stdout
@@ -153,7 +153,7 @@ def test_the_command_that_a_stop_prints_resumes(program):
     ],
 )
 def test_what_differs_is_named_by_option(before, now, text):
-    """For display alone: what is compared are the words, in their order."""
+    """For display only: forge compares the arguments in their order."""
     from forge.jobdir import identity
     from forge.jobdir.identity import Identity
 
@@ -202,7 +202,7 @@ def test_a_job_whose_arguments_were_not_known_takes_them_on_with_a_notice(progra
 
 
 def test_a_notebook_has_no_arguments(program):
-    """Those of its kernel are another file's name each time."""
+    """A notebook's kernel gets another file name each time."""
     program.begin("--seed", "1", NOTEBOOK="1")
     assert program.start("--seed", "2", STOP="5", NOTEBOOK="1").returncode == 143
     assert "did not contain the job's config" in program.start("--seed", "3").stdout
@@ -216,7 +216,7 @@ def test_a_notebook_has_no_arguments(program):
 
 @pytest.mark.parametrize("kind", ["namespace", "dataclass", "mapping"])
 def test_what_config_holds_makes_the_job_and_nothing_else_does(program, kind):
-    """Workers, a logger's id and `--resume` may change: they are not given."""
+    """The number of workers, a logger's id and `--resume` can change: they are not in it."""
     begun = program.begin("--lr", "0.1", "--seed", "4", CONFIG=kind)
     odd = "device" if kind == "namespace" else "model.activation"
     assert begun.count(f"`config=`: {odd} cannot be compared") == 1

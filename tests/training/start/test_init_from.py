@@ -1,4 +1,4 @@
-"""A new job begins with the state of a file, or does not begin."""
+"""A new job starts with the state of a file, or does not start."""
 
 import collections
 import copy
@@ -90,7 +90,7 @@ def config(path, **more):
 
 @pytest.mark.parametrize("case", SOURCES)
 def test_what_a_file_holds_goes_where_it_belongs(case, tmp_path, caplog):
-    """And only there; a message says what was taken and what was not."""
+    """Other objects do not change; a message names what was loaded and what was not."""
     caplog.set_level("INFO")
     make, taken, said = SOURCES[case]
     source, target = objects(5), objects(1, rate=0.7)
@@ -107,7 +107,7 @@ def test_what_a_file_holds_goes_where_it_belongs(case, tmp_path, caplog):
 
 
 def text_of(state):
-    """Values in full."""
+    """All values, without truncation."""
     return repr([(k, getattr(v, "tolist", v.__str__)()) for k, v in flat(state)])
 
 
@@ -123,7 +123,7 @@ def flat(state, path=""):
 
 
 def test_old_formats_of_layers_are_converted_though_a_prefix_is_taken_off(tmp_path):
-    """A BatchNorm of version 1 has no num_batches_tracked; its version stands in the metadata."""
+    """BatchNorm version 1 has no num_batches_tracked; the version is in the metadata."""
     source, seen = objects(2)["model"], []
     torch.save(prefixed(source.state_dict(), "net."), tmp_path / "source.pt")
     target = objects(1)["model"]
@@ -170,7 +170,7 @@ MISFITS = {
 
 @pytest.mark.parametrize("case", MISFITS)
 def test_what_does_not_fit_is_named_and_changes_nothing(case, tmp_path):
-    """Compared before anything is loaded: no half of a model."""
+    """forge compares everything before it loads anything, so no model is half loaded."""
     make, complaint = MISFITS[case]
     torch.save(make(), tmp_path / "source.pt")
     target = objects(2)
@@ -192,14 +192,14 @@ def test_a_state_dict_for_one_of_two_modules_is_not_guessed(tmp_path):
 
 
 class Executes:
-    """What weights_only is there against."""
+    """Executes code when it is unpickled, which `weights_only` refuses."""
 
     def __reduce__(self):
         return os.mkdir, ("executed",)
 
 
 def test_a_file_with_code_is_refused_by_the_key_that_would_allow_it(tmp_path, monkeypatch):
-    """And executes nothing until somebody has set that."""
+    """The file executes nothing until the user has set that key."""
     monkeypatch.chdir(tmp_path)
     model = objects(3)["model"]
     torch.save({"model": model.state_dict(), "x": Executes()}, "source.pt")
@@ -217,7 +217,7 @@ def test_a_file_with_code_is_refused_by_the_key_that_would_allow_it(tmp_path, mo
 @pytest.mark.parametrize("is_trusted", [False, True])
 @pytest.mark.parametrize("content", [b"", b"no pickle", b"PK\3\4" + b"\0" * 99], ids=repr)
 def test_what_torch_cannot_read_is_an_error_of_ours(content, is_trusted, tmp_path):
-    """With the path; the eight kinds of exception that torch.load has help nobody."""
+    """One error with the path, instead of the eight kinds of exception that torch.load raises."""
     (tmp_path / "source.pt").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"source\.pt: "):
         init_from.load(
@@ -226,7 +226,7 @@ def test_what_torch_cannot_read_is_an_error_of_ours(content, is_trusted, tmp_pat
 
 
 def test_what_is_not_there_is_a_problem_of_the_config(tmp_path):
-    """Exit code 78, as for every key that cannot work."""
+    """As for every key with an impossible value, the exit code is 78."""
     with pytest.raises(ConfigError, match=r"init_from=.*does not exist"):
         init_from.load(config(tmp_path / "no"), StateRegistry(objects(1)))
 
@@ -254,7 +254,7 @@ def train(folder, *arguments, code=0, **env):
 
 
 def test_a_job_begins_with_another_s_weights_and_then_goes_on_with_its_own(tmp_path):
-    """The step stays 0; the file may change or vanish once the job has a checkpoint."""
+    """The step stays 0; the file can change or vanish once the job has a checkpoint."""
     (_, first), _ = train(tmp_path, 1, "first", "", 3)
     (begin, end), said = train(tmp_path, 2, "second", "first", 2)
     assert begin == ("begins", "0", first[2])
@@ -309,7 +309,7 @@ SOURCE = "resilience.checkpoint.init_from=weights.pt"
 
 
 def test_under_hydra_a_relative_path_begins_where_the_command_was_started(app, tmp_path):
-    """Not in the job's directory, into which Hydra may have changed."""
+    """It is not relative to the job's directory, to which Hydra can change."""
     torch.save(
         {"weight": torch.tensor([[3.0, 4.0]]), "bias": torch.ones(1)}, tmp_path / "weights.pt"
     )
@@ -331,7 +331,7 @@ def test_under_hydra_a_relative_path_begins_where_the_command_was_started(app, t
     ids=["run", "sweep", "plan"],
 )
 def test_a_path_that_leads_nowhere_is_refused_at_the_launch(command, app, tmp_path):
-    """Not after an hour in the queue."""
+    """The error comes at once, and not after an hour in the queue."""
     code, said = app(*command)
     assert code != 0
     assert f"{tmp_path / 'weights.pt'} does not exist" in said
