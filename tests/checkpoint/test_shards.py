@@ -115,7 +115,7 @@ def test_a_rank_opens_the_files_that_it_needs(saved, tmp_path):
     ],
 )
 def test_one_damaged_shard_is_damage_for_all(harm, size, saved, tmp_path):
-    """All ranks take the checkpoint before it, even if fewer ranks than before load it."""
+    """All ranks take the previous checkpoint, even if fewer ranks than before load it."""
     directory = copied(saved, tmp_path)
     assert ranks(directory, 4, steps=1, save=2)[0]["step"] == 1
     hurt = directory / "checkpoints" / "step_2" / files_of(3)[1]

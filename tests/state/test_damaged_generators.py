@@ -94,7 +94,7 @@ def test_a_generator_of_a_device_that_is_not_here_is_one_error(tmp_path, device)
     "content", ['{"kind": 3', '{"kind": "numpy", "seeds": [1]', '{"kind": null']
 )
 def test_a_generator_of_nonsense_is_damage(tmp_path, content):
-    """The run resumes from the checkpoint before."""
+    """The run resumes from the previous checkpoint."""
     with pytest.raises(RuntimeError, match="killed"):
         train(tmp_path, until=5)
     damage(tmp_path, '{"path": ["mask"], "kind": "torch"', content + ', "path": ["mask"]')

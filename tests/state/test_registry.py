@@ -280,7 +280,7 @@ class OnlySaves:
     "value", [3, "x", lambda: 0, [1], OnlySaves(), nn.Parameter(torch.ones(1))]
 )
 def test_what_has_no_state_is_refused_by_name(value):
-    """It would be lost at every stop."""
+    """Its state would be lost at every stop."""
     with pytest.raises(TypeError, match=r"forge\.Run\(thing=…\): a .* has no state_dict"):
         StateRegistry({"thing": value})
 

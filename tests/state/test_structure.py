@@ -255,7 +255,7 @@ def test_models_that_stay_what_they_are_are_not_refused(tmp_path, kind):
         model = kinds_of_models()[kind]()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
         stateful = {"model": model, "optimizer": optimizer}
-        has_average = kind not in ("lazy", "old_weight_norm", "pruned")  # it copies the model
+        has_average = kind not in ("lazy", "old_weight_norm", "pruned")  # AveragedModel copies it
         if has_average:
             stateful["ema"] = AveragedModel(model, use_buffers=True)
         policy = {"checkpoint": {"dir": str(directory), "every_steps": 1, "every_s": None}}

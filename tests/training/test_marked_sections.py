@@ -70,7 +70,7 @@ def update(run, model, optimizer):
 
 
 def test_each_part_of_a_run_is_in_its_section(page, tmp_path):
-    """With the number of finished steps, which tells two hangs at the same place apart."""
+    """The page has the number of finished steps, to distinguish two hangs at one place."""
     model, optimizer = parts()
     looked, seen, evaluated = Looked(page), [], []
     run = forge.Run(

@@ -97,7 +97,7 @@ def test_each_rank_reads_what_it_has_saved(stores):
 
 
 def test_rank_0_writes_beside_the_digests(stores, monkeypatch):
-    """The digests take as long as the write, so rank 0 writes while the others compute theirs."""
+    """The digests take as long as the write, so rank 0 writes its file in the meantime."""
     is_written = threading.Event()
     stage, digests = staging.stage, Snapshot.digests
 
@@ -226,7 +226,7 @@ def test_equal_bytes_of_another_dtype_are_another_tensor(stores):
 
 @pytest.mark.parametrize("broken", range(SIZE))
 def test_a_disk_that_fails_on_one_rank_fails_the_save_of_all(broken, stores, monkeypatch):
-    """The ranks keep the checkpoint before, and the next save succeeds."""
+    """The ranks keep the previous checkpoint, and the next save succeeds."""
     save(stores, 1)
     write = staging.write_file
     name = files_of(broken)[1]

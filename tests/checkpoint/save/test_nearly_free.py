@@ -224,7 +224,7 @@ def test_short_writes_are_gone_on_from(is_direct, monkeypatch, small_chunks, tmp
 
 
 def test_what_either_thread_meets_is_raised(monkeypatch, small_chunks, tmp_path):
-    """A checkpoint with a hole must not result from an error in the second thread."""
+    """An error in the second thread must not leave a checkpoint with a hole."""
     pwrite, main = os.pwrite, threading.current_thread()
     other_failed = threading.Event()
 

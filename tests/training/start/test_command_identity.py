@@ -190,7 +190,7 @@ def test_a_package_and_a_line_of_python_have_arguments_too(program, command):
 
 
 def test_a_job_whose_arguments_were_not_known_takes_them_on_with_a_notice(program):
-    """Its job.json was written by an earlier version, or in a notebook."""
+    """An earlier version, or a notebook, wrote the job.json of the job."""
     program.begin("--seed", "1")
     program.forget_words()
     resumed = program.start("--seed", "1", STOP="5")
