@@ -1,4 +1,4 @@
-"""What is declared: the typed policy, the presets in `conf/resilience`, and that they agree."""
+"""The typed policy and the presets in `conf/resilience` agree with each other."""
 
 import dataclasses
 import inspect
@@ -59,7 +59,7 @@ def test_every_preset_composes_and_is_a_good_policy(compose_app, preset):
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_preset_brings_the_callback_that_keeps_a_jobs_config(tmp_path, preset):
-    """It comes with the choice of a preset, and only with that: other apps stay as they are."""
+    """Only an app that chooses a preset gets the callback; other apps stay as they are."""
     (tmp_path / "app.yaml").write_text("lr: 0.1\n")
     with initialize_config_dir(str(tmp_path), **VERSION_BASE):
         chosen = compose("app", [f"+resilience={preset}"], return_hydra_config=True)
@@ -74,17 +74,17 @@ def test_every_preset_brings_the_callback_that_keeps_a_jobs_config(tmp_path, pre
     [(policy_pages.PRESET, policy_pages.preset), (policy_pages.PAGE, policy_pages.page)],
 )
 def test_what_is_generated_from_the_schema_is_up_to_date(path, made):
-    """People read defaults and bounds there, and change them in the schema."""
+    """People read the defaults and bounds in the generated files, and change the schema."""
     assert path.read_text() == made(), f"{path} is not up to date: run `make policy`"
 
 
 def test_the_default_preset_is_the_default_policy(compose_app):
-    """Without Hydra, and with it."""
+    """The defaults are the same with and without Hydra."""
     assert load(compose_app("+resilience=default").resilience) == Policy()
 
 
 def test_a_policy_fits_on_a_page():
-    """A mapping counts as one key. Each new one costs every reader something."""
+    """A mapping counts as one key. Each new key makes the page harder to read."""
     found = [row.key for row in policy_pages.rows()]
     assert len(found) <= 50
     assert size.num_keys(Path(schema.__file__).read_text()) == len(found)
@@ -93,7 +93,7 @@ def test_a_policy_fits_on_a_page():
 
 
 def test_a_jobs_own_options_are_those_of_the_launcher():
-    """One that sbatch gets for each job can be swept; one of the whole sweep says where it is."""
+    """Each option of the launchers is either set for each job, or for the whole sweep."""
     theirs = [one.name for one in dataclasses.fields(SlurmOptions) if one.name != "_target_"]
     assert {*slurm_keys.PER_JOB, *slurm_keys.OF_THE_SWEEP} == {*theirs, "n_jobs"}
     local = {one.name for one in dataclasses.fields(LocalOptions)}
@@ -122,7 +122,7 @@ def flat(tree, prefix=""):
 
 
 def test_every_key_says_what_it_means():
-    """In whole sentences; a group of keys is documented by its class."""
+    """Each key has a docstring of whole sentences; a group of keys has that of its class."""
     for one in policy_classes():
         assert inspect.getdoc(one)
         for name, _, known in keys.walk(one()):
@@ -133,7 +133,7 @@ def test_every_key_says_what_it_means():
 
 
 def test_every_documented_field_is_a_field():
-    """An unannotated one would vanish silently from the policy."""
+    """A field without an annotation would vanish silently from the policy."""
     for one in policy_classes():
         names = {f.name for f in dataclasses.fields(one)}
         names |= {name for name, value in vars(one).items() if isinstance(value, property)}
@@ -156,7 +156,7 @@ def test_no_name_and_no_value_is_a_word_that_yaml_reads_as_a_boolean():
 
 
 def test_enum_members_are_named_as_the_word_in_yaml():
-    """OmegaConf matches them by name."""
+    """OmegaConf matches enum members by name."""
     for one in (NanAction, SignalAction, CheckAction, Verify):
         for name, member in one.__members__.items():
             assert member.value == name or (name, member.value) == ("raise", "halt")

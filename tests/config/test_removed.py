@@ -40,7 +40,7 @@ def said(monkeypatch):
 
 @pytest.mark.parametrize("pattern", REMOVED)
 def test_a_removed_key_in_a_users_config_is_an_error_that_says_what_replaces_it(pattern):
-    """In a file, and on the command line, where Hydra refuses it first."""
+    """The key can be in a file, or on the command line, where Hydra refuses it first."""
     key = pattern.replace("*", "disk")
     with pytest.raises(ConfigError) as refused:
         load(nested(key, 1))
@@ -51,7 +51,7 @@ def test_a_removed_key_in_a_users_config_is_an_error_that_says_what_replaces_it(
 
 
 def test_a_group_that_was_removed_is_one_problem(monkeypatch):
-    """Whatever was set in it."""
+    """The error does not list the keys that were set in the group."""
     monkeypatch.setattr(removed, "REMOVED", SHAPES)
     with pytest.raises(ConfigError) as refused:
         load({"checks": {"old": {"action": "warn", "threshold": 1}}})
@@ -61,7 +61,7 @@ def test_a_group_that_was_removed_is_one_problem(monkeypatch):
 
 
 def test_the_policy_of_a_job_that_waits_is_read_without_removed_keys(monkeypatch):
-    """A value of another shape is brought into the new one; the input stays as it was."""
+    """A value of an older shape is converted to the present shape; the input is not modified."""
     monkeypatch.setattr(removed, "REMOVED", SHAPES)
     old = {"action": "warn", "threshold": 2.0}
     given = {"enabled": True, "checks": {"old": dict(old), "disk": dict(old), "gpu": "halt"}}
@@ -73,7 +73,7 @@ def test_the_policy_of_a_job_that_waits_is_read_without_removed_keys(monkeypatch
 
 
 def test_the_checks_of_a_job_that_waits_keep_their_actions():
-    """A check had limits once, and there were others; a group that has nothing left is left out."""
+    """Earlier versions had other checks, and limits for each; empty groups are dropped."""
     old = {"disk": {"action": "halt", "threshold": 0.0}, "ecc": {"action": "refuse"}}
     kept, _ = removed.without({"health": {"checks": old | {"shm": {"threshold": 8.0}}}})
     assert kept == {"health": {"checks": {"disk": "halt"}}}
@@ -81,7 +81,7 @@ def test_the_checks_of_a_job_that_waits_keep_their_actions():
 
 
 def test_a_plan_of_the_version_before_is_read(tmp_path):
-    """The wrapper of a job that waited in the queue reads it first."""
+    """The wrapper of a job that waited in the queue reads the plan of an older version."""
     content = planned().to_json()
     content["requeue"]["max_unfair"] = 10
     content["requeue"]["no_progress_limit"] = content["requeue"].pop("max_no_progress")
@@ -90,7 +90,7 @@ def test_a_plan_of_the_version_before_is_read(tmp_path):
 
 
 class Reduced:
-    """Pickled as a member of an enum is."""
+    """Pickles like a member of an enum."""
 
     def __init__(self, kind, value):
         self.reduced = kind, (value,)
@@ -100,7 +100,7 @@ class Reduced:
 
 
 def test_a_task_that_an_earlier_version_gave_to_submitit_is_read(said, monkeypatch):
-    """submitit keeps it as a pickle, with a policy made of classes that are gone by now."""
+    """submitit pickles the task; its policy has classes that this version no longer has."""
     submitted = Checkpointable(print, {"nan": {"action": "halt"}})
     for name in removed.CLASSES:
         monkeypatch.setattr(
@@ -115,7 +115,7 @@ def test_a_task_that_an_earlier_version_gave_to_submitit_is_read(said, monkeypat
     submitted.policy.signal.lead_s = 30.0
     submitted.policy.slurm = schema.SlurmConfig()
     submitted.policy.slurm.timeout_min, submitted.policy.slurm.qos = 5, None
-    data = pickle.dumps(vars(submitted))  # as it was pickled then
+    data = pickle.dumps(vars(submitted))  # as the earlier version pickled it
     monkeypatch.undo()
     with monkeypatch.context() as patched:
         patched.setattr(messages, "warn", said.append)
@@ -133,7 +133,7 @@ def test_a_task_that_an_earlier_version_gave_to_submitit_is_read(said, monkeypat
 
 
 def test_the_config_that_a_job_was_submitted_with_is_read(said):
-    """main is given the policy without the key, so that `forge.Run(cfg.resilience)` takes it."""
+    """main gets the policy without the removed key, so `forge.Run(cfg.resilience)` accepts it."""
     config = OmegaConf.create({"lr": 1, "resilience": {"hang": {"factor": 3, "start_s": 60}}})
     OmegaConf.set_struct(config, True)
     OmegaConf.set_readonly(config, True)
@@ -165,13 +165,13 @@ def test_the_notice_names_every_ignored_key_or_its_group_in_one_short_line(said)
 
 
 def test_a_job_that_was_started_before_resumes_with_a_notice(tmp_path):
-    """Its stored config is one that this version would refuse in a user's file."""
+    """This version would refuse the job's stored config in a user's file."""
     app = App(tmp_path / "app")
     assert app.run("hydra.run.dir=job", "signal_in=3").returncode == 143
     path = app.folder / "job" / ".forge" / "config.yaml"
     tree = config_file.read(path)
     tree["resilience"]["hang"]["min_s"] = 300.0
-    del tree["resilience"]["slurm"]["comment"]  # a key that came later
+    del tree["resilience"]["slurm"]["comment"]  # a key that this version added
     config_file.write(path, tree)
     resumed = app.run("hydra.run.dir=job")
     assert resumed.returncode == 0, resumed.stdout

@@ -1,6 +1,6 @@
-"""Every rule of the policy, one case each: what is said when it is broken.
+"""Every rule of the policy, one case each: the error that a broken rule raises.
 
-One module, since it is one list.
+One module, since most of it is one table of rules, and all cases share its helpers.
 """
 
 import os
@@ -52,7 +52,7 @@ def nested(key: str, value) -> dict:
 INTERVAL = "above 0 and finite. To switch it off, set it to null"
 WORDS = "warn | skip | rollback | halt | raise"
 CHECK_ACTIONS = "expected ignore | warn | refuse | exclude_node | halt"
-# key, value, what is said about it
+# key, value, a part of the error message
 SINGLE = [
     # intervals
     ("checkpoint.every_steps", 0, INTERVAL),
@@ -167,7 +167,7 @@ SINGLE = [
 
 @pytest.mark.parametrize(("key", "value", "said"), SINGLE, ids=[f"{k}={v}" for k, v, _ in SINGLE])
 def test_a_broken_rule_names_key_and_value_and_what_to_do(key, value, said):
-    """One problem, one sentence: full key, value, what is wrong, what would be right."""
+    """One sentence for one problem: the full key, its value, the rule, and an accepted value."""
     (problem,) = problems(nested(key, value))
     assert f"resilience.{key}" in problem
     if isinstance(value, (str, list)) or value is None:
@@ -188,7 +188,7 @@ def test_a_broken_rule_names_key_and_value_and_what_to_do(key, value, said):
     ],
 )
 def test_the_error_ends_with_the_place_where_the_key_is_described(policy, anchor):
-    """The whole page if there are several keys, or none of that name."""
+    """The link is to the whole page if several keys are wrong, or no key has that name."""
     with pytest.raises(ConfigError) as caught:
         load(policy)
     page = "docs/reference/policy.md"
@@ -198,7 +198,7 @@ def test_the_error_ends_with_the_place_where_the_key_is_described(policy, anchor
 
 
 def test_the_forced_exit_has_to_be_shorter_than_the_lead():
-    """Slurm would kill the job before its own exit, without a stack and without a word."""
+    """Otherwise Slurm would kill the job before its forced exit could print the stacks."""
     for timeout_s in (60, 61, 1000):
         (problem,) = problems({"signal": {"warning_s": 60}, "shutdown": {"timeout_s": timeout_s}})
         assert f"`resilience.shutdown.timeout_s={timeout_s}`" in problem
@@ -210,14 +210,14 @@ def test_the_forced_exit_has_to_be_shorter_than_the_lead():
 
 @pytest.mark.parametrize("warning_s", [30, 90.0, 600])
 def test_a_lead_alone_is_enough(warning_s):
-    """Nobody who gives a signal less time has said anything of a forced exit."""
+    """Without `shutdown.timeout_s`, the forced exit is derived from `signal.warning_s`."""
     assert load({"signal": {"warning_s": warning_s}}).stop_s == 0.75 * warning_s
     assert load({"signal": {"warning_s": warning_s}, "shutdown": {"timeout_s": 0}}).stop_s == 0
 
 
 @pytest.mark.parametrize("limit_s", [60.0, 120.0])
 def test_the_lead_has_to_be_below_the_time_limit(limit_s):
-    """The signal would arrive as the job starts, forever."""
+    """Otherwise Slurm would signal each attempt as soon as it starts."""
     (problem,) = problems({}, time_limit_s=limit_s, limit_key="hydra.launcher.timeout_min=2")
     assert "`resilience.signal.warning_s=120` is not below" in problem
     assert f"{limit_s:g} s (`hydra.launcher.timeout_min=2`)" in problem
@@ -241,7 +241,7 @@ def test_a_signal_that_announces_the_time_limit_may_not_be_ignored():
 
 
 def test_all_problems_are_reported_at_once():
-    """Fixing them one by one costs a queue's wait each."""
+    """If only the first were reported, each fix would cost another wait in the queue."""
     policy = {
         "nan": {"actoin": "skip", "max_consecutive": 0},
         "checkpoint": {"every_steps": 0, "dir": "/proc/x", "on_pending_save": "half"},
@@ -279,7 +279,7 @@ def test_a_policy_that_is_no_group_is_told_how_to_choose_a_preset(policy):
 
 
 def test_a_misused_group_names_a_few_of_its_keys():
-    """A page of keys hides the sentence before it."""
+    """A list of all keys would hide the sentence before it."""
     for group in ("slurm", "checkpoint", "health"):
         (problem,) = problems({group: 1})
         names, _, _ = problem.partition("expected a group of keys (")[2].partition("), for")
@@ -311,14 +311,14 @@ def test_every_group_has_an_example_that_can_be_pasted():
     ],
 )
 def test_the_whole_config_is_one_problem(config):
-    """`forge.Run(cfg)` for `forge.Run(cfg.resilience)`: not a line for each key of the app."""
+    """`forge.Run(cfg)` instead of `forge.Run(cfg.resilience)` is not one error per key."""
     for given in (config, OmegaConf.create(config)):
         (problem,) = problems(given)
         assert "pass only `cfg.resilience`" in problem
 
 
 def test_a_jobs_own_slurm_options_are_those_that_are_set():
-    """null leaves them to the launcher; a value may be a mapping."""
+    """With null the launcher's option applies; a value can be a mapping."""
     own = {"timeout_min": 5, "nodes": None, "additional_parameters": {"mail-user": "me"}}
     expected = {"timeout_min": 5, "additional_parameters": {"mail-user": "me"}}
     assert load({"slurm": own}).slurm == expected
@@ -336,7 +336,7 @@ def test_a_file_in_the_way_of_the_directory_is_found_also_as_root(tmp_path):
 
 
 def test_a_link_to_nowhere_is_found(tmp_path):
-    """Its directory can be written, and yet nothing can be made of that name."""
+    """The link's directory is writable, and still no directory of that name can be created."""
     (tmp_path / "link").symlink_to(tmp_path / "gone" / "away")
     assert "is not a directory" in directory_problem(tmp_path / "link" / "saves")
 
@@ -355,7 +355,7 @@ def test_a_link_to_a_directory_is_a_directory(tmp_path):
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
 @pytest.mark.parametrize("mode", [0o700, 0o755])
 def test_a_directory_of_another_user_is_a_problem_and_not_a_traceback(mode, tmp_path):
-    """Below a directory that may not even be searched, every look raises PermissionError."""
+    """Below a directory without search permission, every stat raises PermissionError."""
     code = (
         "import os; from pathlib import Path; from forge.config.rules import directory_problem;"
         f"os.setuid(65534); print(directory_problem(Path({str(tmp_path)!r}, 'mine', 'deep')))"
@@ -415,7 +415,7 @@ def test_a_group_of_which_nothing_is_set_changes_nothing():
 
 
 def test_a_policy_object_is_checked_like_any_other():
-    """A dataclass takes every value: the word `skip` is not the member, and would roll back."""
+    """A dataclass accepts any value: the text `skip` is not the enum member `skip`."""
     policy = Policy(nan=NanConfig(action="skip"), signal=SignalConfig(name="SIGUSR2"))
     assert load(policy).nan.action is NanAction.skip
     assert load(policy).signal.name == "USR2"
@@ -423,7 +423,7 @@ def test_a_policy_object_is_checked_like_any_other():
 
 
 def test_a_site_names_its_own_checks():
-    """By any name; what is not said of one is as for the others."""
+    """A check can have any name; keys that it leaves out have their defaults."""
     given = {"nhc": {"run": ["nhc", "-a"], "action": "exclude_node"}, "mine": {"run": ["true"]}}
     found = load({"health": {"commands": given}}).health.commands
     assert (found["nhc"].run, found["nhc"].timeout_s) == (["nhc", "-a"], 60.0)
@@ -449,7 +449,7 @@ def test_loading_leaves_its_argument_alone():
 
 
 def test_interpolations_are_resolved(monkeypatch):
-    """From the environment, and from elsewhere in the user's config."""
+    """Interpolations can refer to the environment and to other keys of the user's config."""
     monkeypatch.setenv("FORGE_TEST_ACTION", "halt")
     app = OmegaConf.create(
         {
@@ -506,7 +506,7 @@ def test_what_plainly_means_the_right_thing_is_taken(key, value, expected):
         ("ckpt.keep_last", "checkpoint.keep_last"),
         ("enable", "enabled"),
         ("qqq", None),
-        ("requeue.max_requeues", None),  # as near to max_failures as to max_timeouts
+        ("requeue.max_requeues", None),  # as similar to max_failures as to max_timeouts
     ],
 )
 def test_the_nearest_key_is_the_one_that_was_meant(typo, meant):
@@ -514,7 +514,7 @@ def test_the_nearest_key_is_the_one_that_was_meant(typo, meant):
 
 
 def test_a_key_like_several_has_no_guess_but_the_keys_of_its_group():
-    """A guess among equals sends its reader to the wrong budget."""
+    """A guess between equally similar keys could name the wrong budget."""
     instead = suggestion("requeue.max_requeues")
     assert instead.startswith("`resilience.requeue` has the keys enabled, ")
     assert "max_preemptions, max_timeouts" in instead
@@ -522,7 +522,7 @@ def test_a_key_like_several_has_no_guess_but_the_keys_of_its_group():
 
 
 def test_a_source_of_weights_that_nothing_would_load_is_refused():
-    """Training from scratch while the config names weights would be found out after days."""
+    """Otherwise the job would silently train from scratch although its config names weights."""
     policy = {"enabled": False, "checkpoint": {"init_from": "weights.pt"}}
     (problem,) = problems(policy)
     assert "is not loaded with `resilience.enabled=false`" in problem

@@ -1,4 +1,4 @@
-"""A node that falls sick while a job trains: it saves, and all ranks leave together."""
+"""A health check that fails during training: the job saves, and all ranks stop together."""
 
 import signal
 import sys
@@ -21,14 +21,14 @@ from forge.jobdir import node_fault, verdict
 
 
 def site(directory, action="exclude_node"):
-    """A site's own check, which fails once there is a file `sick`."""
+    """The config of a site's own check, which fails once the file `sick` exists."""
     script = f"test ! -e {directory}/sick || {{ echo no fan; exit 3; }}"
     nhc = {"run": ["sh", "-c", script], "timeout_s": 60.0, "action": action}
     return {"every_s": 0.05, "commands": {"nhc": nhc}}
 
 
 def started(config, folder, **given):
-    """What looks after the only rank of a job in this directory."""
+    """The health checks of the only rank of a job in this directory."""
     return attempt.Health(config, attempt.here(config, folder, folder), **given)
 
 
@@ -42,7 +42,7 @@ from forge.health.check import Check, Finding, Scope
 directory, action, is_doubtful = sys.argv[1], sys.argv[2], sys.argv[3] == "doubtful"
 looks = []
 
-def look(context):  # healthy at the start, and at the first look beside training
+def look(context):  # healthy at the start, and at the first check during training
     looks.append(context.is_beside)
     return Finding("3 errors", is_failed=True) if len(looks) > 2 else None
 
@@ -52,14 +52,14 @@ policy = {
     "health": {"every_s": 0.01, "checks": {"gpu_driver": action}},
 }
 with forge.Run(policy, model=torch.nn.Linear(2, 1)) as run:
-    for _ in run.steps(10**6):  # ends, should nothing else end it
+    for _ in run.steps(10**6):  # ends even if no check ends it
         if len(looks) > 4 and action == "warn":
             break
 """
 
 
 def planted(directory, action, kind="certain"):
-    """The exit code of a training in which a check fails from its second look on."""
+    """Exit code and directory of a job whose check fails from its second round on."""
     (directory / "planted.py").write_text(PLANTED)
     job = directory / "job"
     done = forked.completed(["planted.py", str(job), action, kind], directory)
@@ -70,7 +70,7 @@ def planted(directory, action, kind="certain"):
     ("action", "reason"), [("exclude_node", Reason.unhealthy), ("halt", Reason.halted)]
 )
 def test_what_is_found_beside_training_saves_and_ends_it_with_69(action, reason, tmp_path):
-    """Not in the middle of a step: what was trained so far is worth keeping."""
+    """The job stops at a boundary, and not in a step, so that its steps are saved."""
     code, job = planted(tmp_path, action)
     found = verdict.read(job)
     assert (code, found.exit_code, found.reason) == (69, 69, reason)
@@ -80,7 +80,7 @@ def test_what_is_found_beside_training_saves_and_ends_it_with_69(action, reason,
 
 
 def test_what_a_doubtful_device_has_computed_is_not_saved(tmp_path):
-    """It would be resumed from, on a healthy node."""
+    """Otherwise the job would resume from damaged state on a healthy node."""
     code, job = planted(tmp_path, "halt", "doubtful")
     assert (code, verdict.read(job).reason) == (69, Reason.halted)
     assert list(job.glob("step_*")) == []
@@ -108,7 +108,7 @@ with forge.Run(policy, model=torch.nn.Linear(2, 1)) as run:
 
 
 def test_a_stop_does_not_wait_for_a_check_at_the_start_that_hangs(tmp_path):
-    """Its grace time would end in a kill; and what a stop cuts short is no verdict."""
+    """The wait would use up the grace time; an interrupted check does not count as a failure."""
     (tmp_path / "hangs.py").write_text(HANGS)
     job = tmp_path / "job"
     job.mkdir()
@@ -129,7 +129,7 @@ def test_nothing_runs_beside_where_it_is_switched_off(tmp_path):
 
 
 def test_a_check_that_still_hangs_is_not_made_again(monkeypatch, tmp_path):
-    """Each round would leave one more thread behind."""
+    """Otherwise each round would leave another blocked thread."""
     ended, looks = threading.Event(), []
 
     def look(context):
@@ -149,7 +149,7 @@ def test_a_check_that_still_hangs_is_not_made_again(monkeypatch, tmp_path):
 
 
 def test_what_is_found_once_the_attempt_leaves_is_no_verdict(monkeypatch, tmp_path):
-    """Leaving may have caused it; and the node would be excluded for it."""
+    """The shutdown itself can cause the failure, and the node would be excluded for it."""
 
     def look(context):
         health.stop()
@@ -164,7 +164,7 @@ def test_what_is_found_once_the_attempt_leaves_is_no_verdict(monkeypatch, tmp_pa
 
 
 def test_of_a_rank_that_is_to_stop_only_those_of_all_ranks_are_made(monkeypatch, tmp_path):
-    """It waits for nothing of its own; the others would wait for it a whole limit."""
+    """It skips the checks of its node and device; other ranks wait for it in those of all ranks."""
     made = []
     checks = {
         scope: Check(name, lambda context, name=name: made.append(name), scope)
@@ -178,7 +178,7 @@ def test_of_a_rank_that_is_to_stop_only_those_of_all_ranks_are_made(monkeypatch,
 
 
 def test_a_sick_node_costs_no_step_and_no_bit(tmp_path):
-    """Stopped by the site's own check in the middle, and resumed where that passes again."""
+    """The site's check stops the job halfway; it resumes once the check passes again."""
     spec = {"steps": 30, "step_s": 0.03}
     job = Job(tmp_path / "job", policy={"health": site(tmp_path)}, **spec)
     process = job.start()
@@ -196,7 +196,7 @@ def test_a_sick_node_costs_no_step_and_no_bit(tmp_path):
 
 
 def test_all_ranks_leave_a_sick_node_together_and_one_names_it(tmp_path):
-    """The first task of the node runs the site's check; the others have nothing to say."""
+    """Only the first task of a node runs the site's check; the other tasks report nothing."""
     job = RankedJob(tmp_path / "job", 2, pause_s=0.03, policy={"health": site(tmp_path)})
     processes = job.start()
     processes[0].wait_for(

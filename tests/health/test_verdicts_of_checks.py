@@ -1,4 +1,4 @@
-"""What the policy makes of a finding: a word, or the end of the job."""
+"""The reaction of the policy to a failed check: a warning, or the end of the job."""
 
 import os
 import re
@@ -55,7 +55,7 @@ def test_a_warning_says_what_was_found_and_what_to_do(judge, logged):
 
 
 def test_a_warning_is_logged_once_until_the_check_has_passed(judge, logged):
-    """Bytes change all the time: five minutes later it is no news."""
+    """The measured bytes change in every round; the same failure is not logged again."""
     for mib in (600, 700, None, 600, 500, 800, 900):
         found = mib and Finding(f"{mib} MiB", is_failed=mib > 512)
         judge.judge(DRIVER, CheckAction.warn, Answer(found))
@@ -76,7 +76,7 @@ def test_a_site_s_own_check_names_its_own_key(judge, logged):
     ],
 )
 def test_a_refusal_names_the_sick_node_and_ends_with_69(action, reason, judge, logged, tmp_path):
-    """The wrapper decides by the reason whether, and by the file where, the job starts again."""
+    """The wrapper reads the reason to restart the job or not, and the file to avoid the node."""
     refusal = judge.judge(DISK, action, BAD)
     assert (refusal.exit.code, refusal.exit.reason) == (69, reason)
     (found,) = node_fault.read_all(tmp_path, 2).values()
@@ -92,7 +92,7 @@ def test_a_refusal_names_the_sick_node_and_ends_with_69(action, reason, judge, l
 
 @pytest.mark.parametrize("action", ["refuse", "exclude_node", "halt"])
 def test_little_room_is_only_logged_whatever_the_action(action, judge, logged, tmp_path):
-    """Another node has the same file system: to exclude this one would take them all away."""
+    """All nodes have the same file system, so one after the other would be excluded."""
     little = Answer(Finding("space for 1.0 more", is_failed=True, only_warns=True, remedy="Tidy."))
     assert judge.judge(DISK, CheckAction[action], little) is None
     assert logged == [
@@ -110,7 +110,7 @@ def test_what_a_doubtful_gpu_has_computed_is_not_saved(judge):
 
 @pytest.mark.parametrize(("culprits", "is_named"), [((1, 4), True), ((0,), False), ((), False)])
 def test_of_ranks_that_differ_only_the_culprit_s_node_is_sick(culprits, is_named, judge, tmp_path):
-    """All of them leave; one node is avoided, or none: not that of whoever leaves first."""
+    """All ranks stop, but only the culprit's node is avoided, or no node if it is not known."""
     finding = Finding("rank 1 is behind", is_failed=True, culprits=culprits)
     refusal = judge.judge(RANKS, CheckAction.exclude_node, Answer(finding))
     assert refusal is not None
@@ -139,7 +139,7 @@ def blocks(language):
 
 
 def test_the_page_shows_what_is_logged(judge, logged, monkeypatch, tmp_path):
-    """Whoever searches the page for a line of the log finds it."""
+    """A user who searches the page for a line of the log has to find that line."""
     found = os.statvfs_result((4096, 4096, 16384, 15729, 15729, 0, 0, 0, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda path: found)
     answer = Answer(storage.shm(Context(tmp_path, tmp_path)))

@@ -1,4 +1,4 @@
-"""A job keeps the config it began with, and says how to go on: true Hydra apps as processes."""
+"""A job keeps the config of its first start, and prints a command that resumes it (real apps)."""
 
 import json
 import os
@@ -36,7 +36,7 @@ def test_the_default_output_directory_works_too(app):
 
 
 def test_an_edited_config_file_does_not_reach_a_running_job(app):
-    """A requeued job re-reads its files: someone has prepared the next experiment in them."""
+    """The user can edit the files for the next experiment while the job waits in the queue."""
     stopped = app.run("hydra.run.dir=job", "signal_in=3")
     assert stopped.returncode == 143, stopped.stdout
     config = app.folder / "train.yaml"
@@ -69,7 +69,7 @@ def test_overrides_may_be_left_out_or_repeated_but_not_contradicted(app):
 
 
 def test_another_choice_of_a_group_is_a_contradiction_wherever_its_content_goes(app):
-    """An experiment is a file of values for many keys: it was ignored, as if it were edited."""
+    """Regression test: the values of another experiment file were ignored like an edited file."""
     for name, rate in (("small", 0.2), ("large", 0.4)):
         for group, head in (("experiment", "# @package _global_\n"), ("model", "")):
             (app.folder / group).mkdir(exist_ok=True)
@@ -86,7 +86,7 @@ def test_another_choice_of_a_group_is_a_contradiction_wherever_its_content_goes(
 
 
 def test_the_policy_may_be_changed_by_overrides_at_any_start(app):
-    """How a job is kept alive is no part of what it computes; and what is changed stays so."""
+    """The policy does not affect the results of a job; a changed value is kept from then on."""
     where = ("hydra.run.dir=job", "signal_in=3")
     assert app.run(*where, "resilience.requeue.on_code_change=refuse").returncode == 143
     with (app.folder / "train.py").open("a") as file:
@@ -106,7 +106,7 @@ def test_the_policy_may_be_changed_by_overrides_at_any_start(app):
 
 
 def test_a_signal_before_training_prints_the_command_too(app):
-    """Hydra has made a directory by then; a new start should not need another one."""
+    """Hydra has created the job's directory by then, and the next start should use it again."""
     stopped = app.run("hydra.run.dir=job", "signal_in=building")
     assert stopped.returncode == 143, stopped.stdout
     assert "nothing to save" in stopped.stdout
@@ -132,7 +132,7 @@ def test_changed_code_is_named_or_refused(app):
 
 
 def test_a_policy_problem_ends_the_job_before_anything_is_built(app):
-    """All problems at once, with code 78, and not after minutes of loading data."""
+    """The job prints all problems and exits with 78 before it spends minutes on loading data."""
     result = app.run(
         "hydra.run.dir=job",
         "resilience.nan.action=skp",
@@ -146,7 +146,7 @@ def test_a_policy_problem_ends_the_job_before_anything_is_built(app):
 
 
 def test_the_disabled_preset_is_a_plain_loop(app):
-    """For profiling, and to see whether a bug is forge's."""
+    """Users need it for profiling, and to find out whether forge causes a bug."""
     result = app.run("hydra.run.dir=plain", "resilience=disabled")
     assert result.returncode == 0, result.stdout
     assert not (app.folder / "plain/.forge").exists()
@@ -176,7 +176,7 @@ def test_a_second_job_in_the_directory_of_a_running_one_is_refused(app):
 
 
 def test_a_sweep_with_hydras_own_launcher_keeps_its_jobs_apart(app):
-    """Until forge's launchers come, `-m` runs the jobs one after the other."""
+    """Hydra's basic launcher runs the jobs of `-m` one after the other in one process."""
     result = app.run("-m", "hydra.sweep.dir=sweep", "lr=0.1,0.2", "resilience.nan.action=skip,halt")
     assert result.returncode == 0, result.stdout
     assert sorted(p.parent.name for p in app.folder.glob("sweep/*/weights.pt")) == list("0123")

@@ -1,4 +1,4 @@
-"""Structured configs: what a resumed job is handed has the types that the first start had."""
+"""Structured configs: the config of a resumed job has the same types as that of its first start."""
 
 import pytest
 from harness import assert_same_bits
@@ -91,7 +91,7 @@ def app(tmp_path):
     [([], False), ([], True), (["optim.kind=adam", "second=sgd", "data=/elsewhere"], True)],
 )
 def test_enums_and_dataclasses_come_back_as_such(overrides, is_edited, app):
-    """Stored as YAML they are strings and dicts: `cfg.kind is Kind.sgd` would turn false."""
+    """YAML stores them as strings and dicts, with which `cfg.kind is Kind.sgd` would be false."""
     whole = app.run("hydra.run.dir=whole", *overrides)
     assert whole.returncode == 0, whole.stdout
     stopped = app.run("hydra.run.dir=cut", "signal_in=3", *overrides)
@@ -109,7 +109,7 @@ def test_enums_and_dataclasses_come_back_as_such(overrides, is_edited, app):
 
 
 def test_an_enum_that_is_given_again_is_no_contradiction_and_another_one_is(app):
-    """What is stored is its name; what is asked for is its member."""
+    """The stored config has the member's name; the override is resolved to the member itself."""
     assert app.run("hydra.run.dir=job", "signal_in=3", "optim.kind=adam").returncode == 143
     refused = app.run("hydra.run.dir=job", "optim.kind=sgd")
     assert refused.returncode == 78, refused.stdout

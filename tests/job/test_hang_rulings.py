@@ -1,4 +1,7 @@
-"""What the wrapper of a job decides from the reports of its ranks."""
+"""How the wrapper of a job decides from its ranks' reports whether the job hangs.
+
+One module, since every case is a few reports and the wrapper's decision on one job directory.
+"""
 
 import json
 import time
@@ -16,7 +19,7 @@ QUERY = HangQuery(attempt=1, rank=0, time=12.5)
 
 
 def report(rank, **changes):
-    """Of a rank whose limit has passed; nobody asked."""
+    """The report of a rank whose time limit has passed, written without a query."""
     fields = {
         "attempt": 1,
         "query": "",
@@ -35,7 +38,7 @@ def report(rank, **changes):
 
 
 class Ruled:
-    """The directory of a job, and the wrapper's side of its hangs."""
+    """The directory of a job, and the hang detection in the job's wrapper."""
 
     def __init__(self, folder, ranks=2, action="restart"):
         self.folder, self.forge = folder, folder / ".forge"
@@ -67,7 +70,7 @@ class Ruled:
         self.hangs.look(gone or {})
 
     def answer(self, *reports, gone=None):
-        """Ranks report, since the wrapper asks."""
+        """Ranks answer the wrapper's query."""
         for one in reports:
             hang_files.write_report(self.forge, replace(one, query=self.query.name))
         self.hangs.look(gone or {})
@@ -75,7 +78,7 @@ class Ruled:
 
 @pytest.fixture
 def job(tmp_path):
-    """The limit of rank 0 has passed, and both ranks are asked."""
+    """A job in which the limit of rank 0 has passed, and the wrapper has queried both ranks."""
     ruled = Ruled(tmp_path)
     ruled.expire(report(0))
     return ruled
@@ -99,7 +102,7 @@ def test_a_hang_is_shown_by_all_and_then_ended(job):
     ended = job.hangs.explain(Outcome(-9, is_held=True, is_supervisor_lost=True))
     assert str(ended) == job.said[0].partition("; the job")[0]
     assert (ended.reason, ended.exit_code, ended.state) == (Reason.hung, 70, "failed")
-    assert job.noted == []  # how the attempt ended is shown anyway
+    assert job.noted == []  # the launcher prints the reason of the attempt's end anyway
     assert ended.hung_at == 7
 
 
@@ -113,7 +116,7 @@ def test_what_the_job_was_asked_meanwhile_stays_its_reason(job):
 
 
 def test_a_rank_that_waits_for_a_working_rank_does_not_hang(job):
-    """Each rank has a limit of its own: rank 1 can compile for as long as its limit allows."""
+    """Each rank has its own limit: rank 1 can compile for as long as its limit allows."""
     job.answer(report(0), report(1, is_expired=False, excuse="is in `compilation`"))
     assert job.phase is None
     assert job.lines == [("no hang", {"rank": 0, "because": "rank 1 is in `compilation`"})]
@@ -131,7 +134,7 @@ def test_a_rank_that_has_moved_on_while_stacks_were_written_was_slow(job):
 
 
 def test_a_rank_outside_of_its_run_is_the_one_that_is_waited_for(job):
-    """It has not entered its Run, or has left it: no limit tells how long that can take."""
+    """It has not entered its Run yet, or has left it, and there is no time limit outside a Run."""
     both = report(0), report(1, is_expired=False, section="outside", step=0, limit_s=0.0)
     job.answer(*both)
     job.answer(*both)
@@ -139,7 +142,7 @@ def test_a_rank_outside_of_its_run_is_the_one_that_is_waited_for(job):
 
 
 def test_a_rank_that_does_not_report_is_the_culprit(tmp_path, monkeypatch):
-    """Its node can be down before the cluster notices."""
+    """The rank's node can be down before Slurm notices."""
     job = Ruled(tmp_path)
     job.expire(report(0))
     for phase in hangs._PATIENCE_S:
@@ -152,7 +155,7 @@ def test_a_rank_that_does_not_report_is_the_culprit(tmp_path, monkeypatch):
 
 
 def test_a_rank_that_has_left_its_run_since_its_report_does_not_hang(tmp_path):
-    """Its last save took long; after the Run, main has no limit."""
+    """The rank's last save took long; after its Run there is no time limit."""
     job = Ruled(tmp_path, ranks=1)
     job.expire(report(0))
     job.answer(report(0, is_expired=False, section="outside"))
@@ -161,20 +164,20 @@ def test_a_rank_that_has_left_its_run_since_its_report_does_not_hang(tmp_path):
 
 
 def test_if_a_rank_has_failed_the_other_ranks_are_not_killed_while_they_save(job):
-    """Their main threads wait in a collective, while other threads save."""
+    """The main threads of the other ranks wait in a collective, while other threads save."""
     job.answer(report(0), gone={1: True})
     assert job.phase is None
     assert "rank 1 has failed" in job.lines[0][1]["because"]
 
 
 def test_one_excuse_is_enough(job):
-    """The wrapper does not wait for the report of a thousandth rank."""
+    """The wrapper does not wait for the reports of all other ranks."""
     job.answer(report(0, excuse="is stopped"))
     assert job.phase is None
 
 
 def test_a_wrapper_that_was_stopped_with_its_job_waits_on(job, monkeypatch):
-    """Gang scheduling: an hour has passed in which no rank could report."""
+    """Gang scheduling suspends the job for an hour, in which no rank can report."""
     job.answer(report(0))
     later = time.monotonic() + 3600
     monkeypatch.setattr(hangs.time, "monotonic", lambda: later)
@@ -183,7 +186,7 @@ def test_a_wrapper_that_was_stopped_with_its_job_waits_on(job, monkeypatch):
 
 
 def test_slow_reports_leave_the_stacks_their_time(job, monkeypatch):
-    """A rank whose steps go on looks for a query once a minute."""
+    """A rank that makes progress reads the query file only once a minute."""
     now = time.monotonic()
     monkeypatch.setattr(hangs.time, "monotonic", lambda: now)
     for _ in range(50):
@@ -201,7 +204,7 @@ def test_a_rank_that_has_ended_is_not_waited_for(job):
 
 
 def test_a_rank_that_has_ended_meanwhile_is_not_blamed(job):
-    """It had left its Run while the other ranks waited for it, and then ended."""
+    """The rank had left its Run while the other ranks waited for it, and then ended."""
     both = report(0, section="collective"), report(1, section="outside", is_expired=False)
     job.answer(*both)
     job.answer(both[0], gone={1: False})
@@ -216,7 +219,7 @@ def test_warn_goes_on(tmp_path):
     job.answer(*both)
     assert job.phase is None
     assert [kind for kind, _ in job.lines] == ["hang"]
-    assert job.noted == job.said  # the launcher shows it, too
+    assert job.noted == job.said  # the launcher prints the warning, too
     assert job.hangs.explain(Outcome(-9)).reason is Reason.crashed
     moved = report(0, count=10), report(1, count=10)
     job.expire(moved[0])
@@ -226,7 +229,7 @@ def test_warn_goes_on(tmp_path):
 
 
 def test_files_of_an_earlier_attempt_are_removed_when_the_next_begins(job):
-    """Its wrapper was killed, and could not withdraw its query."""
+    """The wrapper of the earlier attempt was killed before it could delete its query."""
     hang_files.write_report(job.forge, report(1))
     (job.files / ".rank1.tmp-0").write_text("{")  # its supervisor was killed as well
     job.hangs.begin(2)
@@ -234,7 +237,7 @@ def test_files_of_an_earlier_attempt_are_removed_when_the_next_begins(job):
 
 
 def test_files_of_another_attempt_are_ignored(job):
-    """A network file system can show a file that was removed."""
+    """A network file system can still list a file that was deleted."""
     assert hang_files.read_query(job.forge, 2) is None
     assert hang_files.read_reports(job.forge, 2, range(2)) == []
     job.hangs.begin(2)
@@ -244,7 +247,7 @@ def test_files_of_another_attempt_are_ignored(job):
 
 
 def test_half_a_report_is_ignored(tmp_path):
-    """Reports are replaced in one step; a disk that fails can still cut one short."""
+    """Reports are replaced atomically; a disk that fails can still truncate a report."""
     job = Ruled(tmp_path)
     (job.files / "rank1").write_text('{"attempt": 1, "ra')
     (job.files / ".rank0.tmp-0").write_text("{")
@@ -254,7 +257,7 @@ def test_half_a_report_is_ignored(tmp_path):
 
 
 def test_without_a_query_the_wrapper_looks_every_two_seconds(job, monkeypatch):
-    """It wakes up much more often, for other reasons."""
+    """The wrapper wakes up much more often, for other reasons."""
     job.hangs.begin(1)
     now = time.monotonic()
     looks = []
@@ -267,7 +270,7 @@ def test_without_a_query_the_wrapper_looks_every_two_seconds(job, monkeypatch):
 
 
 def test_if_several_limits_have_passed_one_query_names_the_rank_that_waits_longest(tmp_path):
-    """A collective holds all ranks up: a thousand reports arrive at once."""
+    """In a blocked collective all ranks exceed their limits at the same time."""
     job = Ruled(tmp_path)
     job.expire(report(0), report(1, waited_s=12.0))
     query = job.query
@@ -285,7 +288,7 @@ def test_a_rank_that_has_ended_since_its_report_is_no_reason_to_ask(tmp_path):
 
 
 def test_a_report_that_comes_after_its_query_was_withdrawn_asks_nothing(job):
-    """A slow disk: the rank has answered what nobody wants to know any more."""
+    """On a slow disk a rank can answer a query that the wrapper has deleted meanwhile."""
     query = job.query
     job.answer(report(0, excuse="is stopped"))
     job.expire(report(1, query=query.name))
@@ -295,7 +298,7 @@ def test_a_report_that_comes_after_its_query_was_withdrawn_asks_nothing(job):
 
 @pytest.mark.parametrize("phase", [QueryPhase.report, QueryPhase.stacks])
 def test_on_a_full_disk_the_job_is_left_alone(tmp_path, monkeypatch, phase):
-    """A hang whose stacks cannot be written is no reason to end the job."""
+    """If the stacks cannot be written, the job is not ended for the hang."""
     job, both = Ruled(tmp_path), (report(0), report(1))
     if phase is QueryPhase.stacks:
         job.expire(both[0])
@@ -314,7 +317,7 @@ def test_on_a_full_disk_the_job_is_left_alone(tmp_path, monkeypatch, phase):
 
 
 def test_a_folder_that_a_full_disk_had_no_room_for_is_made_later(tmp_path, monkeypatch):
-    """The job starts without it, and has hang detection once there is room."""
+    """The job starts without the folder, and has hang detection once there is room."""
     with monkeypatch.context() as patch:
         patch.setattr(hang_files, "make_directory", full)
         job = Ruled(tmp_path)
@@ -326,7 +329,7 @@ def test_a_folder_that_a_full_disk_had_no_room_for_is_made_later(tmp_path, monke
 
 @pytest.mark.parametrize("what", ["read-only", "by another version"])
 def test_a_file_that_cannot_be_read_or_written_never_ends_the_wrapper(tmp_path, monkeypatch, what):
-    """On a disk that has failed even a query cannot be withdrawn."""
+    """On a disk that has failed the wrapper cannot even delete its query."""
     job = Ruled(tmp_path)
     hang_files.write_report(job.forge, report(0))
     path = job.files / "rank0"
@@ -347,7 +350,7 @@ def test_a_file_that_cannot_be_read_or_written_never_ends_the_wrapper(tmp_path, 
 
 
 def test_a_disk_that_fills_up_meanwhile_does_not_keep_a_hang_from_its_end(job, monkeypatch):
-    """It has no room for another file, but the query can be overwritten."""
+    """The disk has no room for another file, but the query can be overwritten in place."""
     both = report(0), report(1)
     job.answer(*both)
     job.answer(both[0])
@@ -360,7 +363,7 @@ def test_a_disk_that_fills_up_meanwhile_does_not_keep_a_hang_from_its_end(job, m
 
 
 def test_a_rank_that_shows_no_stacks_is_not_missing(job, monkeypatch):
-    """It has reported before; its disk or its node was too slow for more."""
+    """The rank has reported before; its disk or node was too slow to write the stacks."""
     both = report(0), report(1, step=6)
     job.answer(*both)
     monkeypatch.setitem(hangs._PATIENCE_S, QueryPhase.stacks, 0.0)

@@ -1,4 +1,4 @@
-"""What a supervisor reports of its task's progress."""
+"""The reports of a supervisor on its task's progress."""
 
 import os
 import sys
@@ -22,7 +22,7 @@ QUERY = HangQuery(attempt=1, rank=1, time=5.0)
 
 
 class Watched:
-    """A supervisor's watch over a task; this process plays the task, and the wrapper."""
+    """A supervisor's hang watch; the test process acts as the task and as the wrapper."""
 
     def __init__(self, folder, rank=0, ranks=1):
         self.forge = folder / ".forge"
@@ -33,26 +33,26 @@ class Watched:
         self.rank = rank
 
     def pass_s(self, seconds, *, is_stopping=False):
-        """Ticks of half a second."""
+        """Let so many seconds pass, in ticks of half a second."""
         return [self.watch.tick(0.5, is_stopping=is_stopping) for _ in range(int(2 * seconds))][-1]
 
     @property
     def expired(self):
-        """What it has reported without a query; None: nothing."""
+        """The report written without a query; None if there is no report."""
         return next(iter(hang_files.read_reports(self.forge, 1, [self.rank])), None)
 
     def ask(self, query=QUERY, **changes):
         hang_files.write_query(self.forge, replace(query, **changes))
 
     def answer(self):
-        """Its report to the query that is there; None: nothing so far."""
+        """The report that answers the present query; None if there is no report yet."""
         query = hang_files.read_query(self.forge, 1)
         return next(iter(hang_files.read_reports(self.forge, 1, [self.rank], query)), None)
 
 
 @pytest.fixture
 def held(monkeypatch):
-    """A process is not shown a lock of its own."""
+    """The heartbeat page counts as locked: a process cannot see a lock that it holds itself."""
     monkeypatch.setattr(HeartbeatPage, "is_held", lambda page: True)
 
 
@@ -76,7 +76,7 @@ def test_a_limit_that_has_passed_is_reported(task):
 
 
 def test_progress_begins_the_count_anew(task):
-    """A save that writes for an hour, an evaluation of a thousand batches."""
+    """Examples are a save that writes for an hour, and an evaluation of a thousand batches."""
     for _ in range(5):
         task.pass_s(LIMIT_S - 1)
         task.marks.advance()
@@ -97,7 +97,7 @@ def test_outside_of_a_run_nothing_hangs(task):
 
 
 def test_time_in_which_the_task_is_stopped_or_asked_to_stop_does_not_count(task, monkeypatch):
-    """A debugger; and whoever was asked to stop has a deadline."""
+    """A task can be stopped by a debugger; a task that was asked to stop has a deadline anyway."""
     task.pass_s(LIMIT_S - 1)
     task.pass_s(1000, is_stopping=True)
     with monkeypatch.context() as patch:
@@ -109,14 +109,14 @@ def test_time_in_which_the_task_is_stopped_or_asked_to_stop_does_not_count(task,
 
 
 def test_time_in_which_the_supervisor_was_stopped_does_not_count(task):
-    """The whole machine, a gang: one long tick is no long wait."""
+    """After a suspend of the machine or the job, one long tick does not count as a long wait."""
     for _ in range(3):
         task.watch.tick(1000.0, is_stopping=False)
     assert task.expired is None
 
 
 def test_a_limit_that_was_no_hang_is_reported_again_after_twice_the_time(task):
-    """The other ranks wait for a slow rank: to collect stacks every second would help nobody."""
+    """If the other ranks wait for a slow rank, stacks need not be collected every second."""
     task.pass_s(LIMIT_S + 1)
     task.ask()
     task.pass_s(1)
@@ -128,12 +128,12 @@ def test_a_limit_that_was_no_hang_is_reported_again_after_twice_the_time(task):
     assert task.expired.waited_s > 2 * waited_s
     hang_files.clear(task.forge)
     task.marks.advance()
-    task.pass_s(LIMIT_S + 2)  # it has made progress: this is another wait
+    task.pass_s(LIMIT_S + 2)  # the task has made progress: this is another wait
     assert task.expired.waited_s < waited_s + 1
 
 
 def test_a_report_that_nobody_has_read_is_written_again(task):
-    """The wrapper can withdraw another query, and empty the folder, at the same moment."""
+    """The wrapper can delete the report unread, as it clears the folder after another query."""
     task.pass_s(LIMIT_S + 1)
     hang_files.clear(task.forge)
     task.pass_s(12)
@@ -141,21 +141,21 @@ def test_a_report_that_nobody_has_read_is_written_again(task):
 
 
 def test_a_query_is_answered_and_its_end_kills(tmp_path, held):
-    """Rank 1 trains, as far as it knows; the wrapper knows more."""
+    """Rank 1 is within its limit; the wrapper decides from all reports, and ends rank 1, too."""
     task = Watched(tmp_path, rank=1, ranks=2)
     task.marks.enter(Phase.save, 3, 3600.0)
     task.ask(rank=0)
-    assert not task.pass_s(15)  # it looks every ten seconds
+    assert not task.pass_s(15)  # the watch reads the query every ten seconds
     found = task.answer()
     assert (found.rank, found.section, found.is_expired) == (1, "save", False)
     assert found.excuse == "has been in `save` for 0 s, within its limit"
     task.ask(rank=0, phase=QueryPhase.end)
-    assert task.pass_s(0.5)  # while there is a query, each tick looks
+    assert task.pass_s(0.5)  # while there is a query, each tick reads it
     task.marks.close()
 
 
 def test_a_rank_that_makes_progress_looks_for_a_query_once_a_minute(tmp_path, held, monkeypatch):
-    """A thousand ranks look at the same disk."""
+    """All ranks read from the same disk."""
     looks = []
     monkeypatch.setattr(hang_files, "read_query", lambda *_: looks.append(1))
     task = Watched(tmp_path)
@@ -164,12 +164,12 @@ def test_a_rank_that_makes_progress_looks_for_a_query_once_a_minute(tmp_path, he
         task.pass_s(1)
     assert len(looks) == 10
     task.pass_s(100)
-    assert len(looks) == 20  # now the limits of other ranks can have passed, too
+    assert len(looks) == 20  # from now on the limits of other ranks can have passed, too
     task.marks.close()
 
 
 def marking(watch, end):
-    """A process that marks a step, and then does what `end` says."""
+    """A process that writes the heartbeat of a step, and then runs the code `end`."""
     process = Popen([sys.executable, "-c", MARKS + end], env=os.environ | watch.environ, stdin=-1)
     until(lambda: watch._page.read().pid == process.pid, "the mark")
     return process
@@ -186,7 +186,7 @@ sys.stdin.read(1)
 
 @pytest.mark.parametrize("end", ["os._exit(1)", "os.execlp('sleep', 'sleep', '600')"])
 def test_who_was_killed_in_a_step_does_not_hang_there(tmp_path, end):
-    """A script may train in one process after the other, and outlive one that is killed."""
+    """A script can train in several processes in turn, and survive the kill of a process."""
     task = Watched(tmp_path)
     task.marks.close()
     process = marking(task.watch, end)
@@ -202,7 +202,7 @@ def test_who_was_killed_in_a_step_does_not_hang_there(tmp_path, end):
 
 
 def test_a_worker_in_a_debugger_is_no_hang_of_its_task(task, monkeypatch):
-    """The main thread waits for its batch."""
+    """The main thread waits for a batch of the worker."""
     monkeypatch.setattr(processes, "descendants", lambda root=None: [os.getpid(), 77])
     monkeypatch.setattr(processes, "is_suspended", lambda pid: pid == 77)
     task.pass_s(LIMIT_S + 2)
@@ -210,7 +210,7 @@ def test_a_worker_in_a_debugger_is_no_hang_of_its_task(task, monkeypatch):
 
 
 def test_a_rank_that_was_asked_to_stop_has_a_deadline_of_its_own(task):
-    """It waits, and so can another rank whose limit passes."""
+    """The deadline ends the rank, so the wrapper need not end other ranks that wait for it."""
     task.pass_s(LIMIT_S + 1, is_stopping=True)
     task.ask()
     task.pass_s(LIMIT_S + 1, is_stopping=True)
@@ -218,7 +218,7 @@ def test_a_rank_that_was_asked_to_stop_has_a_deadline_of_its_own(task):
 
 
 def test_progress_made_while_stacks_were_written_is_reported(task, monkeypatch):
-    """Otherwise the job would be ended though it goes on."""
+    """Otherwise the wrapper would end a job that makes progress."""
     monkeypatch.setattr(processes, "descendants", lambda root=None: [])
     task.pass_s(LIMIT_S + 2)
     before = task.expired
@@ -239,13 +239,13 @@ def test_progress_made_while_stacks_were_written_is_reported(task, monkeypatch):
 
 
 def test_a_query_of_another_attempt_is_ignored(task):
-    """A network file system can show a file that was removed."""
+    """A network file system can still list a file that was deleted."""
     task.ask(attempt=2, phase=QueryPhase.end)
     assert not task.pass_s(20)
 
 
 def test_stacks_are_gathered_without_waiting(task, monkeypatch):
-    """A signal to the supervisor is acted on meanwhile."""
+    """The supervisor has to react to signals while it gathers stacks."""
     monkeypatch.setattr(processes, "descendants", lambda root=None: [])
     task.pass_s(LIMIT_S + 2)
     (task.forge.parent / "hangs/1").mkdir(parents=True)
@@ -262,7 +262,7 @@ def test_stacks_are_gathered_without_waiting(task, monkeypatch):
 
 
 def test_a_report_that_cannot_be_written_raises_and_is_tried_again_later(task, monkeypatch):
-    """On a full disk the task goes on; the supervisor logs the error."""
+    """On a full disk the task continues; the supervisor logs the error."""
 
     def full(*_):
         raise OSError(28, "no space")

@@ -1,6 +1,6 @@
-"""Whether a job starts again: every reason against every budget, and true jobs that do.
+"""Whether a job starts again: each reason with each budget, and real jobs that start again.
 
-One module, since reasons and budgets are one table.
+One module, since almost all cases call one function, `decide`, on the same outcomes and budgets.
 """
 
 import itertools
@@ -35,7 +35,7 @@ def rules(*pairs) -> list[RequeueRule]:
 
 HELD_TEXT = "stopping took longer than `shutdown.timeout_s`, and the task was killed"
 
-# outcome, its reason, what people read
+# outcome, its reason, the text that is printed
 REASONS = [
     (Outcome(0), Reason.finished, "finished"),
     (Outcome(0, imposed_reason=Reason.interrupted), Reason.finished, "finished"),
@@ -91,14 +91,14 @@ REASONS = [
 
 @pytest.mark.parametrize(("outcome", "reason", "text"), REASONS)
 def test_an_attempt_has_one_reason_and_a_text(outcome, reason, text):
-    """A person who reads the wrong reason looks for the wrong fault."""
+    """A wrong reason would send the user to look for the wrong fault."""
     assert outcome.reason is reason
     assert str(outcome) == text
 
 
 @pytest.mark.parametrize("code", [0, 1, 65, 69, 70, 71, 73, 74, 75, 78, 129, 130, 143, -9])
 def test_no_text_changes_what_becomes_of_a_job(code):
-    """Whoever makes a message better must not have to know who decides by it."""
+    """Messages can be reworded freely, since no decision depends on their text."""
     for asked, said in itertools.product([None, *Reason], repeat=2):
         found = []
         for text in ("", "time limit", "halted by the NaN policy", "stopped by SIGTERM"):
@@ -109,7 +109,7 @@ def test_no_text_changes_what_becomes_of_a_job(code):
 
 
 def test_a_full_disk_is_worth_a_pause_that_grows_within_max_failures():
-    """Room returns, and nothing that was saved before is lost; damage stays what it is."""
+    """There can be room again later, and no earlier save is lost; damage would not go away."""
     counts, given = Counts(), limits(max_failures=6, max_no_progress=1)
     found = [decide(Outcome(71), counts, given, 4) for _ in range(7)]
     assert [one.starts_again for one in found] == [True] * 6 + [False]
@@ -131,7 +131,7 @@ AGAIN = set(COUNTER)
 
 @pytest.mark.parametrize("outcome", [row[0] for row in REASONS], ids=str)
 def test_by_default_what_came_from_outside_starts_again(outcome):
-    """A bug that is retried wastes a night; a preemption that is not loses it."""
+    """To retry a bug wastes a night of compute; not to retry after a preemption loses it."""
     counts = Counts()
     decision = decide(outcome, counts, limits(), saved_step=5)
     assert decision.starts_again == (outcome.reason in AGAIN)
@@ -157,7 +157,7 @@ def test_by_default_what_came_from_outside_starts_again(outcome):
     ids=str,
 )
 def test_a_budget_ends_it_and_is_named(outcome, key, most):
-    """Without the key in the message nobody knows what to raise; one budget takes no other's."""
+    """The message names the key to raise; a used-up budget leaves the other budgets as they are."""
     counts = Counts()
     for step in range(most):
         assert decide(outcome, counts, limits(**{key: most}), step).starts_again
@@ -170,7 +170,7 @@ def test_a_budget_ends_it_and_is_named(outcome, key, most):
 
 
 def test_a_hang_has_a_budget_of_its_own():
-    """Nobody wants a flaky network to use up what crashes are allowed."""
+    """Hangs of a flaky network must not use up the budget of crashes."""
     counts, given = Counts(), limits(max_hangs=2, max_failures=0)
     found = [decide(replace(HUNG, hung_at=n), counts, given, n) for n in range(3)]
     assert [one.starts_again for one in found] == [True, True, False]
@@ -182,10 +182,10 @@ def test_a_hang_has_a_budget_of_its_own():
     ("step", "saved", "starts_again"), [(7, 5, False), (8, 5, True), (7, 6, True)]
 )
 def test_the_same_hang_ends_the_job_unless_it_has_saved_more(step, saved, starts_again):
-    """It would hang there every time; what lies between in the queue changes nothing."""
+    """It would hang at that step every time, also if it was preempted between the two hangs."""
     counts = Counts()
     assert decide(HUNG, counts, limits(), 5).starts_again
-    counts = Counts(**json.loads(json.dumps(asdict(counts))))  # as state.json brings it back
+    counts = Counts(**json.loads(json.dumps(asdict(counts))))  # as if read back from state.json
     assert decide(PREEMPTED, counts, limits(), 5).starts_again
     again = decide(replace(HUNG, hung_at=step), counts, limits(), saved)
     assert again.starts_again == starts_again
@@ -200,7 +200,7 @@ def test_a_hang_ends_the_job_where_the_policy_says_halt():
 
 
 def test_a_check_whose_action_is_halt_ends_the_job_where_there_are_other_nodes():
-    """With the same exit code a job whose action is refuse starts again elsewhere."""
+    """With action `refuse`, which has the same exit code, the job starts again on other nodes."""
     elsewhere = limits(has_other_nodes=True)
     assert decide(Outcome(69), Counts(), elsewhere, 1).starts_again
     halted = Outcome(69, reported_reason=Reason.halted, text="ecc on n1: 3 errors")
@@ -210,7 +210,7 @@ def test_a_check_whose_action_is_halt_ends_the_job_where_there_are_other_nodes()
 
 @pytest.mark.parametrize("outcome", [REQUESTED, LIMIT, KILLED, FORCED], ids=str)
 def test_without_a_limit_only_missing_progress_ends_it(outcome):
-    """Preempted a thousand times is no fault; a thousand times at the same step is one."""
+    """A thousand preemptions are accepted, but only if steps are saved between them."""
     unlimited = limits(max_failures=None)
     counts = Counts()
     for step in range(1000):
@@ -223,7 +223,7 @@ def test_without_a_limit_only_missing_progress_ends_it(outcome):
 
 
 def test_progress_is_a_step_that_no_attempt_had_saved():
-    """A rollback or a damaged checkpoint goes back: to get there again is nothing new."""
+    """After a rollback or a damaged checkpoint, steps that were saved before do not count."""
     counts = Counts()
     steps = [-1, 10, 5, 10, 11, 11, 11]
     found = []
@@ -235,13 +235,13 @@ def test_progress_is_a_step_that_no_attempt_had_saved():
 
 
 def test_the_first_attempt_counts_where_the_limit_is_one():
-    """`max_no_progress=1` is for those who would rather look than wait."""
+    """With `max_no_progress=1` the first attempt without a saved step ends the job."""
     assert not decide(KILLED, Counts(), limits(max_no_progress=1), -1).starts_again
     assert decide(KILLED, Counts(), limits(max_no_progress=1), 0).starts_again
 
 
 def test_switched_off_nothing_starts_again_and_the_key_is_named():
-    """`requeue.enabled=false` is a promise: the job runs once."""
+    """With `requeue.enabled=false` the job runs exactly once."""
     off = limits(enabled=False, rules=rules(([1], 5)))
     for outcome in (REQUESTED, LIMIT, KILLED, FORCED, HELD, Outcome(1)):
         decision = decide(outcome, Counts(), off, 3)
@@ -269,14 +269,14 @@ def test_a_rule_grants_its_restarts_and_no_more():
 
 
 def test_a_rule_does_not_bring_back_what_a_person_stopped():
-    """Ctrl+C on a job whose code is named by a rule must end it."""
+    """Ctrl+C ends a job even if a rule names its exit code."""
     given = limits(rules=rules(([1, 7], 5)))
     for asked in (Reason.interrupted, Reason.cancelled, Reason.orphaned):
         assert not decide(Outcome(7, imposed_reason=asked), Counts(), given, 5).starts_again
 
 
 def test_a_rule_needs_progress_as_well():
-    """A rule for exit code 1 on a bug at the first step would retry it to the end."""
+    """Otherwise a rule for exit code 1 would retry a bug at the first step a hundred times."""
     counts = Counts()
     given = limits(rules=rules(([1], 100)))
     decisions = [decide(Outcome(1), counts, given, -1) for _ in range(3)]
@@ -289,7 +289,7 @@ LOST = Outcome(-9, imposed_reason=Reason.node_failed)
 
 @pytest.mark.parametrize("outcome", [PREEMPTED, LOST, LIMIT], ids=str)
 def test_attempts_that_the_cluster_cut_short_have_a_limit_of_their_own(outcome):
-    """A limit announced after 16 of 60 s, three times, is no fault of the job's."""
+    """A job is not at fault if Slurm announces its time limit after 16 of 60 s, three times."""
     counts = Counts()
     decisions = [decide(outcome, counts, limits(), -1, is_cut_short=True) for _ in range(11)]
     assert [one.starts_again for one in decisions] == [True] * 10 + [False]
@@ -299,7 +299,7 @@ def test_attempts_that_the_cluster_cut_short_have_a_limit_of_their_own(outcome):
 
 
 def test_pauses_grow_while_the_cluster_ends_whatever_begins():
-    """The first time may be chance; a save ends the row."""
+    """There is no pause after the first time, which can be chance; a save resets the pauses."""
     counts = Counts()
     pauses = [decide(PREEMPTED, counts, limits(), -1, is_cut_short=True).pause_s for _ in range(9)]
     assert pauses == [0, 30, 60, 120, 240, 480, 900, 900, 900]
@@ -308,7 +308,7 @@ def test_pauses_grow_while_the_cluster_ends_whatever_begins():
 
 
 def test_pauses_grow_while_a_program_asks_at_once_to_be_run_again():
-    """62 starts a minute for a file that is not there yet; one that works for a while has none."""
+    """Without pauses a program that waits for a file would start 62 times a minute."""
     counts, given = Counts(), limits()
 
     def pause_s(took_s, **more):
@@ -319,19 +319,19 @@ def test_pauses_grow_while_a_program_asks_at_once_to_be_run_again():
     ]
     assert pause_s(31, has_run=False) == 0
     assert [pause_s(0.5, has_run=False) for _ in range(3)] == [0, 1, 2]
-    assert pause_s(0.5, has_run=True) == 0  # its budget is progress
+    assert pause_s(0.5, has_run=True) == 0  # with a Run `max_no_progress` is the limit
 
 
 @pytest.mark.parametrize("outcome", [KILLED, FORCED, REQUESTED], ids=str)
 def test_a_crash_is_the_job_s_own_however_early(outcome):
-    """A script that is killed as it starts is not to be tried eleven times."""
+    """A script that is killed as it starts must not be tried eleven times."""
     counts = Counts()
     decisions = [decide(outcome, counts, limits(), -1, is_cut_short=True) for _ in range(3)]
     assert [one.starts_again for one in decisions] == [True, True, False]
 
 
 def test_a_function_without_a_run_has_no_progress_to_lack():
-    """It begins anew each time; only its budgets hold."""
+    """The function starts from the beginning each time, so only its other budgets apply."""
     counts = Counts()
     for _ in range(20):
         assert decide(PREEMPTED, counts, limits(), -1, has_run=False).starts_again
@@ -344,7 +344,7 @@ def test_a_function_without_a_run_has_no_progress_to_lack():
     )
 
 
-# -- the policy's own words --------------------------------------------------------------------
+# -- values of the policy ----------------------------------------------------------------------
 
 LIST = "expected a list of {exit_codes: [1, …], max_restarts: 2}"
 
@@ -370,7 +370,7 @@ LIST = "expected a list of {exit_codes: [1, …], max_restarts: 2}"
     ],
 )
 def test_a_bad_value_is_told_with_its_key_and_what_was_expected(key, value, expected):
-    """A typo in the budget must not be found out by a job that is not restarted at night."""
+    """A typo in a budget has to be an error at the start, and not a job that never restarts."""
     with pytest.raises(ConfigError) as caught:
         load({"requeue": {key: value}})
     (problem,) = caught.value.problems
@@ -379,7 +379,7 @@ def test_a_bad_value_is_told_with_its_key_and_what_was_expected(key, value, expe
 
 
 def test_all_problems_of_rules_are_told_together():
-    """One per start would take a person as many starts."""
+    """If only the first problem were reported, each problem would cost another start."""
     with pytest.raises(ConfigError) as caught:
         load(
             {
@@ -408,14 +408,14 @@ def test_all_problems_of_rules_are_told_together():
 
 
 def test_good_rules_come_in_typed():
-    """As the command line gives them."""
+    """The rules come as plain dicts from the command line, and are converted to dataclasses."""
     policy = load({"requeue": {"rules": [{"exit_codes": [7, 8], "max_restarts": 2}]}})
     assert policy.requeue.rules == rules(([7, 8], 2))
     assert load({"requeue": {"max_failures": None, "rules": []}}).requeue.max_failures is None
     assert Policy().requeue.rules == []
 
 
-# -- true jobs ---------------------------------------------------------------------------------
+# -- real jobs ---------------------------------------------------------------------------------
 
 FLAKY = """
     import os, signal, sys
@@ -450,13 +450,13 @@ def test_rules_and_budgets_of_true_jobs(tmp_path):
     done = app.run(rule, budget, "how=7,8,kill", "bad_starts=2,3")
     assert done.returncode == 1
     expected = {
-        # 7 is in the rule: two restarts, and then it is finished or given up
+        # exit code 7 is in the rule: two restarts, then the job has finished or is given up
         0: ("finished", ["0", "1", "2"], "finished"),
         1: ("failed", ["0", "1", "2"], "given up: `resilience.requeue.rules[0].max_restarts=2`"),
-        # 8 is in none
+        # exit code 8 is in no rule
         2: ("failed", ["0"], "exit code 8"),
         3: ("failed", ["0"], "exit code 8"),
-        # a kill has a budget of its own
+        # a kill has its own budget
         4: ("finished", ["0", "1", "2"], "finished"),
         5: (
             "failed",
@@ -476,7 +476,7 @@ def test_rules_and_budgets_of_true_jobs(tmp_path):
 
 
 def test_no_requeue_no_budget_and_no_policy(tmp_path):
-    """Each runs once, and names the key; started again by hand, the budgets are new."""
+    """A budget of 0 runs a job once, and the message names it; a new sweep resets the budgets."""
     app = App(tmp_path / "app", FLAKY, CONF)
     off = "resilience.requeue.enabled=false"
     points = "{enabled:false},{max_failures:0},{rules:[{exit_codes:[7],max_restarts:1}]}"

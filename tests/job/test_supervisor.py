@@ -1,4 +1,4 @@
-"""The supervisor, as a true parent of true tasks that do not behave."""
+"""The supervisor as the parent process of real tasks that misbehave."""
 
 import ctypes
 import json
@@ -45,7 +45,7 @@ sys.exit(os.waitstatus_to_exitcode(status) % 256)
 
 
 class Watched:
-    """A task under a supervisor, under a process that stands for the job's wrapper."""
+    """A task below a supervisor, whose parent process acts as the job's wrapper."""
 
     def __init__(self, folder: Path, task: str, timeout_s: float = 0.5, actions=None):
         self.folder = folder
@@ -76,7 +76,7 @@ class Watched:
         return processes.descendants(self.supervisor)[0]
 
     def end(self) -> dict:
-        """Wait for it; what the supervisor reported."""
+        """Wait for the supervisor's end; return its report."""
         self.code = self.parent.wait(60)
         return json.loads((self.folder / "report.json").read_text())
 
@@ -115,14 +115,14 @@ def watched(tmp_path):
     ],
 )
 def test_it_reports_how_the_task_ended(task, code, exit_code, watched):
-    """An exit code alone cannot tell a kill from `sys.exit(137)`."""
+    """The exit code alone is the same for a kill and for `sys.exit(137)`."""
     one = watched(task)
     assert one.end() | {"time": 0} == {"code": code, "is_held": False, "time": 0, "node": ""}
     assert one.code == exit_code
 
 
 def test_daemons_of_the_task_do_not_survive_it(watched):
-    """A logger's service that forks twice and leaves the session would hold the GPU forever."""
+    """A logger's daemon that forks twice and leaves the session would hold the GPU forever."""
     one = watched(
         """
         if os.fork() == 0:
@@ -141,7 +141,7 @@ def test_daemons_of_the_task_do_not_survive_it(watched):
 
 
 def test_what_the_gil_holds_hostage_is_shown_and_killed(watched):
-    """A C call that keeps the interpreter's lock stops every deadline inside the process."""
+    """A C call that never releases the GIL blocks every deadline inside the process."""
     one = watched(
         """
         import faulthandler, itertools
@@ -165,7 +165,7 @@ def test_what_the_gil_holds_hostage_is_shown_and_killed(watched):
 
 
 def test_signals_are_passed_on_and_a_prompt_end_is_no_hang(watched):
-    """`kill` of the supervisor is meant for the task."""
+    """A user who signals the supervisor's pid means the task."""
     one = watched(
         """
         signal.signal(signal.SIGUSR2, lambda *_: sys.exit(75))
@@ -206,7 +206,7 @@ def _is_pending(pid: int, number: int) -> bool:
 
 @pytest.mark.parametrize("how", ["stopped", "traced"])
 def test_a_task_that_cannot_run_is_no_hang(how, watched, monkeypatch):
-    """Gang scheduling stops a job for minutes, a debugger for as long as somebody looks."""
+    """Gang scheduling stops a job for minutes, a debugger for any length of time."""
     one = watched(
         """
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -227,19 +227,19 @@ def test_a_task_that_cannot_run_is_no_hang(how, watched, monkeypatch):
             pytest.skip("ptrace is not allowed here")
     until(lambda: processes.is_suspended(task), "suspended task")
     os.kill(one.supervisor, signal.SIGTERM)
-    with pytest.raises(subprocess.TimeoutExpired):  # its deadline, of 5.1 s, passes
+    with pytest.raises(subprocess.TimeoutExpired):  # the task's deadline, of 5.1 s, passes
         one.parent.wait(7)
     if how == "stopped":
         os.kill(task, signal.SIGCONT)
     else:
-        os.waitpid(task, 0x40000000)  # __WALL: it has stopped for us
+        os.waitpid(task, 0x40000000)  # __WALL: the task has stopped for this tracer
         libc.ptrace(detach, task, 0, 0)
     report = one.end()
     assert (report["code"], report["is_held"]) == (143, False)
 
 
 def test_the_task_dies_with_its_supervisor(watched):
-    """Else the job would be started again beside its own first process."""
+    """Otherwise the next start of the job would run at the same time as this process."""
     one = watched("(folder / 'ready').touch(); time.sleep(600)")
     one.wait_ready()
     os.kill(one.supervisor, signal.SIGKILL)
@@ -249,7 +249,7 @@ def test_the_task_dies_with_its_supervisor(watched):
 
 
 def test_a_supervisor_whose_parent_is_gone_stops_the_task_in_order(watched):
-    """The wrapper was killed: what was trained since the last save is still worth saving."""
+    """If the wrapper was killed, the task still saves its steps since the last save."""
     one = watched(
         """
         def save(*_):
@@ -272,7 +272,7 @@ def test_a_supervisor_whose_parent_is_gone_stops_the_task_in_order(watched):
 
 
 def test_an_ignored_signal_starts_no_deadline(watched):
-    """`signal.actions` says what stops a job; a save on USR1 must not end in a kill."""
+    """A signal that `signal.actions` maps to `save` must not start the deadline of a stop."""
     one = watched(
         """
         signal.signal(signal.SIGUSR1, lambda *_: (folder / "heard").touch())
@@ -293,7 +293,7 @@ def test_an_ignored_signal_starts_no_deadline(watched):
 
 @pytest.fixture
 def announced(tmp_path):
-    """A supervisor that has just passed on an announcement of the limit, 60 s too soon."""
+    """A supervisor that has just forwarded the announcement of the time limit, 60 s early."""
     environment = {"FORGE_END_TIME": str(time.time() + 70)}
     supervisor = Supervisor(
         [], environment, 1, {}, 10.0, tmp_path / "report.json", 1, announcement="USR2"
@@ -304,14 +304,14 @@ def announced(tmp_path):
 
 
 def test_a_task_that_is_told_early_is_not_held(announced):
-    """It trains on until its save just fits; a preemption in between is at once."""
+    """The task trains until its save just fits; a preemption before that stops it at once."""
     assert 70 < announced._deadline <= 75
     announced._begin_deadline(10.0)
     assert announced._deadline == 15
 
 
 def test_a_limit_that_was_extended_moves_the_deadline(announced, tmp_path):
-    """The task has read it as well."""
+    """The supervisor reads the new time limit, as the task does."""
     (tmp_path / "end_time").write_text(str(time.time() + 500))
     announced._deadline = 0.1
     announced._keep_deadline(1.0)
@@ -320,7 +320,7 @@ def test_a_limit_that_was_extended_moves_the_deadline(announced, tmp_path):
 
 
 def test_a_full_disk_does_not_keep_a_task_from_being_killed(tmp_path, monkeypatch):
-    """Its output cannot say so; the supervisor must not end over that."""
+    """The supervisor cannot write its message into the task's output, and must not crash."""
     killed, full = [], os.open("/dev/full", os.O_WRONLY)
     monkeypatch.setattr(processes, "kill_descendants", lambda: killed.append(1))
     one = Supervisor(["true"], {}, full, {}, 1.0, tmp_path / "report.json", os.getpid())
@@ -331,7 +331,7 @@ def test_a_full_disk_does_not_keep_a_task_from_being_killed(tmp_path, monkeypatc
 
 
 def test_what_watches_a_task_never_ends_it(tmp_path):
-    """A full disk, a file that somebody else has made: it is said once, and the task runs on."""
+    """Errors of the hang detection, as on a full disk, are logged once; the task continues."""
 
     class Broken:
         def tick(self, passed_s, *, is_stopping):

@@ -1,4 +1,4 @@
-"""What a job of a sweep is true to when the sweep is started again, and what it takes anew."""
+"""Which parts of a job stay frozen when its sweep is started again, and which are updated."""
 
 import json
 import os
@@ -79,7 +79,7 @@ def edit(path: Path, old: str, new: str) -> None:
 def test_a_job_that_trained_keeps_its_config_and_one_that_did_not_takes_the_new(
     tmp_path, monkeypatch
 ):
-    """Half a training at one rate and half at another is a result that nobody can repeat."""
+    """A training with one rate for the first half and another for the second is not repeatable."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     app = make(tmp_path)
     overrides = [
@@ -117,7 +117,7 @@ def test_a_job_that_trained_keeps_its_config_and_one_that_did_not_takes_the_new(
 
 
 def test_finished_jobs_and_their_files_are_left_alone(tmp_path):
-    """The config of a result has to be there when the result is written up."""
+    """The config of a finished job documents its result, so it must not change."""
     app = make(tmp_path)
     app.finish("lr=1,2", "fails=false", "trains=false")
     kept = app.job(0).directory / ".forge/config.yaml"
@@ -129,7 +129,7 @@ def test_finished_jobs_and_their_files_are_left_alone(tmp_path):
 
 
 def test_the_same_overrides_twice_are_two_jobs_and_stay_two(tmp_path):
-    """Two points of a random search can fall together; neither may take the other's directory."""
+    """A random search can draw a point twice; the two jobs must not share a directory."""
     app = make(tmp_path)
     given = ["fails=false", "hydra.launcher.n_jobs=2"]
     app.finish("lr=1,1,2", *given)
@@ -137,7 +137,7 @@ def test_the_same_overrides_twice_are_two_jobs_and_stay_two(tmp_path):
     whole = index.read_text()
     assert [json.loads(line)["number"] for line in whole.split("\n") if line] == [0, 1, 2]
 
-    # A crash tore the last line: its job is found in its place, the others by their overrides.
+    # A crash truncated the last line: forge finds that job by its number, others by overrides.
     index.write_text(whole.rstrip("\n")[:-9])
     pids = [app.job(number).state["pid"] for number in range(3)]
     text = app.finish("lr=1,1,2,1", *given)
@@ -155,7 +155,7 @@ def test_the_same_overrides_twice_are_two_jobs_and_stay_two(tmp_path):
 
 
 def test_jobs_that_would_share_a_directory_are_refused_before_any_starts(tmp_path):
-    """The second would resume from the first one's checkpoints."""
+    """Otherwise the second job would resume from the checkpoints of the first."""
     app = make(tmp_path)
     done = app.run("lr=1,2,3", "fails=false", "hydra.sweep.subdir=f${fails}")
     assert done.returncode == 78
@@ -181,7 +181,7 @@ def test_jobs_that_would_share_a_directory_are_refused_before_any_starts(tmp_pat
 
 
 def test_another_config_in_a_directory_that_trained_is_refused(tmp_path):
-    """Where the index of the sweep is lost, the job's own directory still knows."""
+    """If the index of the sweep is lost, the job's own directory still has its config."""
     app = make(tmp_path)
     assert app.run("lr=1").returncode == 1
     (app.sweep_dir / ".forge/jobs.jsonl").unlink()
@@ -193,7 +193,7 @@ def test_another_config_in_a_directory_that_trained_is_refused(tmp_path):
 
 
 def test_all_problems_of_all_jobs_are_told_before_any_starts(tmp_path):
-    """The fifth job's typo must not show up when the other four have trained for a night."""
+    """A typo in the fifth job must be reported before the first job starts."""
     app = make(tmp_path)
     done = app.run(
         "lr=1,2",
@@ -215,7 +215,7 @@ def test_all_problems_of_all_jobs_are_told_before_any_starts(tmp_path):
 
 
 def test_changed_code_is_refused_or_told_where_something_was_trained(tmp_path):
-    """A bug fixed in the middle of a training mixes two programs; before the first save it may."""
+    """A code change after the first save mixes two programs in one job; before it is harmless."""
     app = App(
         tmp_path / "app",
         conf=CONF + "    bad: 0\n",
@@ -257,7 +257,7 @@ def make_plan(directory: Path, threads: int = 4, policy: Policy | None = None, *
 
 
 def test_the_number_of_threads_is_that_of_the_first_start(tmp_path):
-    """Another number sums in another order: the resumed job would end with other bits."""
+    """With another number of threads the order of sums, and so the bits, would change."""
     first = make_plan(tmp_path, threads=4)
     again = make_plan(tmp_path, threads=8)
     assert first.environment == again.environment == {"OMP_NUM_THREADS": "4"}
@@ -271,7 +271,7 @@ def test_the_number_of_threads_is_that_of_the_first_start(tmp_path):
 
 
 def test_only_a_checkpoint_makes_a_beginning(tmp_path):
-    """A job that saved nothing has nothing to be true to."""
+    """A job that has saved no checkpoint counts as not begun, and takes a new config."""
     assert not plan.has_begun(tmp_path)
     (tmp_path / "checkpoints").mkdir()
     assert not plan.has_begun(tmp_path)
@@ -286,7 +286,7 @@ def test_only_a_checkpoint_makes_a_beginning(tmp_path):
 
 
 def test_a_job_without_a_policy_is_started_once_and_gets_no_signals(tmp_path):
-    """Nobody in it would hear them: the default of SIGUSR2 is death."""
+    """Such a job has no signal handlers, and the default action of SIGUSR2 kills it."""
     bare = make_plan(tmp_path)
     assert (bare.actions, bare.warning_s, bare.requeue.enabled) == ({}, 0.0, False)
     switched_off = make_plan(tmp_path, policy=Policy(enabled=False))
@@ -299,7 +299,7 @@ def test_a_job_without_a_policy_is_started_once_and_gets_no_signals(tmp_path):
 
 @pytest.mark.parametrize("cut", range(0, 70, 7))
 def test_an_index_that_was_torn_anywhere_is_read_and_written_on(tmp_path, cut):
-    """The power may fail within the write."""
+    """The power can fail during the write."""
     first = SweepDir(tmp_path, set())
     first.add([JobPlace(0, "0", ("lr=ä",)), JobPlace(1, "1", ("lr=2",))])
     first.close()
@@ -320,7 +320,7 @@ def test_an_index_that_was_torn_anywhere_is_read_and_written_on(tmp_path, cut):
 
 
 def test_a_job_is_found_with_another_policy_too(tmp_path):
-    """`resilience.resume=changed`, or another budget, is no reason to train it from the start."""
+    """A changed key of the policy, like a budget, must not start the job from step 0."""
     old, halts = (
         JobPlace(0, "0", ("lr=1",)),
         JobPlace(2, "2", ("lr=2", "resilience.nan.action=halt")),

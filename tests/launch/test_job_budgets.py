@@ -1,6 +1,6 @@
-"""The job's wrapper with true trainings: time limits, crashes, budgets.
+"""The job's wrapper with real trainings: time limits, crashes, budgets.
 
-A limit of half a minute leaves a loaded machine time to start; who has started sleeps through it.
+A time limit of half a minute leaves a loaded machine time to start; then the job sleeps until it.
 """
 
 import json
@@ -49,7 +49,7 @@ def make(tmp_path):
 
 
 def test_the_time_limit_is_announced_and_costs_no_step(make, undisturbed):
-    """A partition of four hours trains for days: each part is saved in time, and none repeated."""
+    """A job longer than its time limit is saved in time at each limit, and repeats no step."""
     app = make()
     app.finish(
         "lr=0.1",
@@ -70,7 +70,7 @@ def test_the_time_limit_is_announced_and_costs_no_step(make, undisturbed):
 
 
 def test_a_job_that_swallows_the_signal_of_the_limit_stops_by_itself(make, undisturbed):
-    """A library takes SIGUSR2 for itself: the limit still costs no step."""
+    """Even if a library replaces the handler of SIGUSR2, the time limit costs no step."""
     app = make(
         """
         if RESTARTS == 0:
@@ -99,7 +99,7 @@ def test_a_job_that_swallows_the_signal_of_the_limit_stops_by_itself(make, undis
 
 
 def test_at_the_limit_a_task_that_does_not_leave_is_killed(make, undisturbed):
-    """It swallows every signal: the limit holds, and the job resumes from the last save."""
+    """The task ignores all signals; it is killed, and the job resumes from the last save."""
     app = make(
         """
         if step == 15 and RESTARTS == 0:
@@ -120,7 +120,7 @@ def test_at_the_limit_a_task_that_does_not_leave_is_killed(make, undisturbed):
 
 
 def test_the_budget_of_timeouts_ends_a_job(make):
-    """A job that was meant to take an hour does not take the machine for a week."""
+    """A job meant to take an hour must not occupy the machine for a week."""
     app = make()
     done = app.run(
         "lr=0.1",
@@ -144,7 +144,7 @@ def test_the_budget_of_timeouts_ends_a_job(make):
     ],
 )
 def test_a_crash_is_gone_on_with_from_the_last_checkpoint(crash, make, undisturbed):
-    """A segfault in a driver, an abort of NCCL, a forced exit: none is the end of the training."""
+    """The job survives a segfault in a driver, an abort of NCCL, and a forced exit."""
     app = make(f"if step == 17 and RESTARTS == 0:\n    {crash}")
     app.finish("lr=0.1", "step_s=0")
     assert_same_job(app.job(0), undisturbed["0.1"])
@@ -153,7 +153,7 @@ def test_a_crash_is_gone_on_with_from_the_last_checkpoint(crash, make, undisturb
 
 
 def test_max_failures_counts_crashes_that_make_progress(make):
-    """A node that crashes once an hour forever has something wrong with it."""
+    """A node that crashes once an hour is broken, although each attempt makes progress."""
     app = make("if step in (12, 22, 32) and step // 10 > RESTARTS:\n    os.abort()")
     done = app.run("lr=0.1", "step_s=0", "resilience.requeue.max_failures=2")
     assert done.returncode == 1
@@ -162,7 +162,7 @@ def test_max_failures_counts_crashes_that_make_progress(make):
 
 
 def test_usr1_to_the_task_requeues(make, undisturbed):
-    """The way to move a job by hand: `kill -USR1`."""
+    """`kill -USR1` is the way to move a job by hand."""
     app = make("if step == 8 and RESTARTS == 0:\n    os.kill(os.getpid(), signal.SIGUSR1)")
     app.finish("lr=0.1", "step_s=0")
     assert_same_job(app.job(0), undisturbed["0.1"])
@@ -170,7 +170,7 @@ def test_usr1_to_the_task_requeues(make, undisturbed):
 
 
 def test_a_stop_of_one_job_by_hand_is_respected(make):
-    """`kill <pid>` of a training: it saves, and nobody brings it back against that wish."""
+    """After `kill <pid>` the training saves, and the wrapper does not start it again."""
     app = make("if step == 8 and cfg.lr == 0.1:\n    os.kill(os.getpid(), signal.SIGTERM)")
     done = app.run("lr=0.1,0.2", "step_s=0")
     assert done.returncode == 1
@@ -213,7 +213,7 @@ def test_a_full_interpreter_lock_is_ended_after_the_deadline(make, undisturbed):
 
 
 def test_a_job_that_makes_progress_in_any_of_its_runs_is_not_given_up(tmp_path):
-    """The wrapper looked into one directory only: "saved nothing new", whatever the others had."""
+    """Regression test: the wrapper looked for progress in one checkpoint directory only."""
     conf = CONF.replace("every_steps: 10", "every_steps: 3")
     app = App(tmp_path / "app", FOLDS, f"{conf}    by: name\n")
     app.finish("by=name,dir", "resilience.requeue.max_no_progress=1")
@@ -221,7 +221,7 @@ def test_a_job_that_makes_progress_in_any_of_its_runs_is_not_given_up(tmp_path):
         assert app.job(number).state["counts"]["restarts"] == 3
     before = app.job(0).attempts
     app.finish("by=name,dir", "resilience.requeue.max_no_progress=1")
-    assert app.job(0).attempts == before  # what is finished is not started again
+    assert app.job(0).attempts == before  # a finished job is not started again
 
 
 PLAIN = """
@@ -240,7 +240,7 @@ PLAIN = """
 
 
 def test_a_function_without_a_run_has_no_progress_to_lack(tmp_path):
-    """It was asked to requeue four times: no fault of a main that saves nothing, and need not."""
+    """A main without a Run is requeued four times, although it never saves a step."""
     app = App(tmp_path / "app", PLAIN)
     app.finish("lr=0.1")
     assert app.job(0).state["counts"]["preemptions"] == 4

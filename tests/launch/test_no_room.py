@@ -27,7 +27,7 @@ exit $code
 
 
 def test_a_job_that_a_full_disk_stopped_resumes_once_there_is_room(disk, undisturbed, tmp_path):
-    """Not a byte is left, for a verdict or a state either; and the older checkpoint is good."""
+    """No byte is free, so the wrapper cannot write its files; the older checkpoint is valid."""
     app = App(tmp_path / "app", misbehave=FILL)
     app.sweep_dir = disk / "sweep"
     output, copy = tmp_path / "said.txt", tmp_path / "copy"

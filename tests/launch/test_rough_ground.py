@@ -1,4 +1,4 @@
-"""Where launchers stumble: odd command lines, odd streams, copies, early exits, damaged files."""
+"""Unusual cases: odd command lines and streams, copied sweeps, early exits, damaged files."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def plain(tmp_path):
 
 
 def start(command: list[str], app: App) -> subprocess.CompletedProcess:
-    """Run it to its end, whatever that is; what it printed is all in `stdout`."""
+    """Run a command with any exit code; `stdout` has both of its streams."""
     options = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     options |= {"cwd": app.folder, "start_new_session": True, "is_parent": True}
     return warm.run(command, timeout=200, **options)
@@ -54,7 +54,7 @@ def code(text: str) -> str:
 
 
 def test_the_command_goes_on_where_an_option_stands_last(plain):
-    """`mode=a,b -m` is how many people write it; argparse takes no positionals after that."""
+    """Many people write `mode=a,b -m`, after which argparse accepts no positionals."""
     command = [sys.executable, "train.py", "hydra/launcher=local", "hydra.launcher.progress=none"]
     first = start([*command, "+mode=a,b", code("sys.exit(3)"), "-m"], plain)
     assert first.returncode == 1
@@ -68,7 +68,7 @@ def test_the_command_goes_on_where_an_option_stands_last(plain):
     "stream", [pytest.param("Tee(sys.stderr)", marks=pytest.mark.proofs), "None"]
 )
 def test_any_stderr_will_do(stream, plain):
-    """Labs put tees in its place; cron closes it."""
+    """Some sites replace sys.stderr by a tee; cron closes it."""
     script = plain.folder / "train.py"
     tee = """
     import sys
@@ -95,17 +95,17 @@ def test_an_exit_code_0_before_the_end_is_not_the_end(ending, plain):
 
 
 def test_a_keyboard_interrupt_in_main_is_a_ctrl_c(plain):
-    """Not a crash, and so not tried again."""
+    """It does not count as a crash, so the job is not retried."""
     plain.run("+mode=a", code("raise KeyboardInterrupt"))
     assert plain.job(0).state["reason"] == "interrupted"
 
 
 def test_a_copy_of_a_sweep_is_another_sweep(app, undisturbed):
-    """Going on in a copy must not end the jobs of the original."""
+    """A sweep resumed in a copy of its directory must not end the jobs of the original."""
     sweep = app.start("lr=0.1", "step_s=0.1")
     app.job(0).wait_for_step(12)
     copy, running = app.folder / "copy", app.job(0).marked
-    for pid in running:  # what is renamed while it is copied would be missed
+    for pid in running:  # a copy would miss files that are renamed meanwhile
         processes.send(pid, signal.SIGSTOP)
     shutil.copytree(app.sweep_dir, copy, symlinks=True)
     for pid in running:
@@ -122,7 +122,7 @@ def test_a_copy_of_a_sweep_is_another_sweep(app, undisturbed):
 
 
 def test_a_sweep_that_was_moved_goes_on_with_its_config(app, undisturbed):
-    """To a bigger disk, say; meanwhile somebody has edited conf.yaml."""
+    """The sweep is moved to a bigger disk, say, and conf.yaml is edited meanwhile."""
     app.hold(0, 12)
     sweep = app.start("seed=3", "step_s=0")
     app.job(0).wait_for_step(12)
@@ -136,14 +136,14 @@ def test_a_sweep_that_was_moved_goes_on_with_its_config(app, undisturbed):
 
 
 def test_two_spellings_of_one_directory_are_one(plain):
-    """Else one job never runs, and both look finished."""
+    """Otherwise one job would never run, and both would look finished."""
     done = plain.run("hydra.sweep.subdir=${mode}", "+mode='a','./a'")
     assert done.returncode == 78
     assert "which is the directory of job 0" in done.stdout
 
 
 def test_a_directory_of_other_overrides_or_another_script_is_refused(plain):
-    """Its finished jobs would be taken for ours, and their results handed back."""
+    """Otherwise its finished jobs would count as those of this sweep, with their results."""
     plain.finish("hydra.sweep.subdir=../shared/${hydra.job.num}", "+mode=a")
     plain.sweep_dir = plain.folder / "second"
     other = plain.run("hydra.sweep.subdir=../shared/${hydra.job.num}", "+mode=b")
@@ -159,7 +159,7 @@ def test_a_directory_of_other_overrides_or_another_script_is_refused(plain):
 
 
 def test_one_job_that_cannot_be_started_stops_nobody_else(plain):
-    """Its directory was removed while it waited."""
+    """The job's directory was removed while the job waited."""
     remove = f"__import__('shutil').rmtree('{plain.sweep_dir}/1')"
     plain.sweep_dir.mkdir()
     done = plain.run(
@@ -182,7 +182,7 @@ def test_a_huge_output_is_shown_by_its_end(plain):
 
 
 def test_errors_of_ours_survive_the_way_back():
-    """A result is a pickle: each must come back as what it was."""
+    """Results are pickled, so each exception must survive pickling."""
     for error in (ConfigError(["one", "two"], "A thing"), JobError("text", -9), Exit(75, "why")):
         back = pickle.loads(pickle.dumps(error))
         assert type(back) is type(error)
@@ -202,7 +202,7 @@ DAMAGED = [
 
 
 def test_damaged_files_are_no_tracebacks(plain):
-    """A crash in the wrong moment, or another version of forge, has written them."""
+    """A crash during a write, or another version of forge, can leave such files."""
     plain.finish("+mode=a")
     whole = shutil.copytree(plain.sweep_dir, plain.folder / "whole")
     for place, content in DAMAGED:
@@ -216,7 +216,7 @@ def test_damaged_files_are_no_tracebacks(plain):
 
 @pytest.mark.parametrize(("subdir", "key"), [("../file/0", "dir"), ("x" * 300, "subdir")])
 def test_an_unusable_directory_is_named(subdir, key, plain):
-    """Before the first job, and without a traceback."""
+    """The error comes before the first job starts, and without a traceback."""
     (plain.folder / "file").touch()
     done = plain.run("+mode=a", f"hydra.sweep.subdir={subdir}")
     assert done.returncode == 78
@@ -229,11 +229,11 @@ def test_an_unusable_directory_is_named(subdir, key, plain):
     [pytest.param(False, id="plain", marks=pytest.mark.proofs), pytest.param(True, id="policy")],
 )
 def test_a_sweep_inside_a_job_saves_too(policy, plain, app, tmp_path):
-    """However long it takes: what a job leaves behind was killed a second after it had ended."""
+    """Regression test: processes left by a job were killed one second after its end."""
     inner = App(tmp_path / "inner", misbehave="step or forge.on_stop(lambda: time.sleep(2))")
     inner.hold(0, 3)
     command = inner.command("lr=0.1", "step_s=0")
-    # subprocess.run kills the inner launcher where main is interrupted; here it is left alone.
+    # subprocess.run kills the inner launcher if main is interrupted; Popen leaves it running.
     run = f"__import__('subprocess').{{}}({command!r}, cwd={str(inner.folder)!r})"
     if policy:
         script = app.folder / "train.py"
@@ -248,12 +248,12 @@ def test_a_sweep_inside_a_job_saves_too(policy, plain, app, tmp_path):
     outer.signal(signal.SIGINT)
     assert outer.wait() == 130
     assert inner.job(0).state["state"] == "stopped"
-    assert inner.job(0).state["code"] in (130, 143)  # by its launcher, or by the end of that
+    assert inner.job(0).state["code"] in (130, 143)  # signal of its launcher, or launcher's end
     assert (inner.job(0).directory / "checkpoints/latest").exists()
 
 
 def test_a_ctrl_c_that_comes_twice_to_a_wrapper_is_one(app):
-    """What signals whole trees, and the launcher: the second killed the job while it saved."""
+    """Regression test: the second SIGINT, passed on by the launcher, killed the saving job."""
     app = App(
         app.folder.parent / "app",
         misbehave="""
@@ -269,7 +269,7 @@ def test_a_ctrl_c_that_comes_twice_to_a_wrapper_is_one(app):
     app.job(0).wait_for_step(3)
     app.job(0).kill("wrapper", signal.SIGINT)
     until((app.job(0).directory / "checkpoints/latest").exists, "save")
-    time.sleep(1.1)  # only so is it a second one, for whoever tells them apart by the clock
+    time.sleep(1.1)  # later than a second, so that it counts as a second Ctrl+C
     app.job(0).kill("wrapper", signal.SIGINT)
     (app.folder / "again").touch()
     sweep.wait()
@@ -280,7 +280,7 @@ def test_a_ctrl_c_that_comes_twice_to_a_wrapper_is_one(app):
     "number", [signal.SIGRTMIN + 3, pytest.param(signal.SIGKILL, marks=pytest.mark.proofs)]
 )
 def test_a_wrapper_that_ends_is_followed_by_another(number, app, undisturbed):
-    """By whatever signal, and also where no exit code is to be had (SIGCHLD was ignored)."""
+    """The wrapper is restarted whatever signal has killed it."""
     app.hold(0, 5)
     sweep = app.start("lr=0.1", "step_s=0")
     app.job(0).wait_for_step(5)
@@ -300,7 +300,7 @@ def test_shared_memory_is_removed_when_a_job_is_killed(plain):
 
 
 def test_a_disk_that_is_full_does_not_end_the_wrapper(tmp_path):
-    """What cannot be written is not known later; the job is restarted all the same."""
+    """The wrapper's state is not written, but the job is restarted all the same."""
     if os.geteuid() != 0 or shutil.which("unshare") is None:
         pytest.skip("needs root and unshare for a small tmpfs of its own")
     app = App(
@@ -340,7 +340,7 @@ def test_a_disk_that_is_full_does_not_end_the_wrapper(tmp_path):
 
 
 def test_a_finished_job_without_a_policy_runs_again_with_another_config(tmp_path):
-    """Hydra's own launchers would run it; with the old result nobody sees the new value."""
+    """Hydra's own launchers would run it; the old result would hide the new value."""
     app = App(
         tmp_path / "app",
         train=PLAIN.replace(
@@ -358,7 +358,7 @@ def test_a_finished_job_without_a_policy_runs_again_with_another_config(tmp_path
 
 
 def test_state_is_written_whole(tmp_path):
-    """Whoever reads it while it is written sees the one before."""
+    """A reader sees either the old state or the new one, and never a part."""
     forge_dir(tmp_path).mkdir()
     write_json(forge_dir(tmp_path) / STATE, {"state": "running"})
     assert read_json(forge_dir(tmp_path) / STATE) == {"state": "running"}

@@ -1,4 +1,4 @@
-"""main trains in a process of its own: its job's directory, its stops, its exit code."""
+"""Training in a child process of main: its job's directory, its stops, its exit code."""
 
 import os
 import signal
@@ -75,7 +75,7 @@ def alone(app, *overrides):
 
 
 def test_each_job_of_a_sweep_trains_in_its_own_directory(make, undisturbed):
-    """All of them found `./checkpoints`: one trained, the others took over what it had learned."""
+    """Regression test: all jobs used `./checkpoints`, so only one trained."""
     app = make(
         """
         if RESTARTS == 0 and step == 15 and cfg.lr == 0.2:
@@ -91,11 +91,11 @@ def test_each_job_of_a_sweep_trains_in_its_own_directory(make, undisturbed):
 
 
 LONG_STEP = "time.sleep(2 if step == 21 else 0)"
-"""Longer than children are given that have nothing to save; nothing is saved before that step."""
+"""Longer than a child without a Run gets to end; nothing is saved before that step."""
 
 
 def test_a_stop_of_the_sweep_waits_for_the_child_to_save(make, undisturbed):
-    """The process of main ended its children after a second, in the middle of their step."""
+    """Regression test: main's process killed its children after a second, within a step."""
     app = make(LONG_STEP)
     app.hold(0, 21)
     process, job = app.start("lr=0.1", "by=spawn"), app.job(0)
@@ -110,7 +110,7 @@ def test_a_stop_of_the_sweep_waits_for_the_child_to_save(make, undisturbed):
 
 @pytest.mark.parametrize("by", [pytest.param("spawn", marks=pytest.mark.proofs), "fork"])
 def test_a_signal_to_the_process_of_main_saves_in_the_child(by, make, undisturbed):
-    """`kill` of the pid that the shell shows: without a launcher it reaches that process alone."""
+    """Without a launcher, `kill` of the pid that the shell shows reaches only main's process."""
     app = make(LONG_STEP)
     app.hold("job", 21)
     process, job = alone(app, "lr=0.1", f"by={by}")
@@ -127,7 +127,7 @@ def test_a_signal_to_the_process_of_main_saves_in_the_child(by, make, undisturbe
 
 
 def test_ctrl_c_in_a_terminal_saves_in_the_child_once(make):
-    """It comes to both processes; a second one means at once, so it must not be passed on."""
+    """Both processes get Ctrl+C; the parent must not forward it, as a second SIGINT kills."""
     app = make(LONG_STEP)
     app.hold("job", 21)
     process, job = alone(app, "lr=0.1", "by=torch")
@@ -138,7 +138,7 @@ def test_ctrl_c_in_a_terminal_saves_in_the_child_once(make):
 
 
 def test_a_stop_of_the_child_alone_is_a_stop_of_the_job(make):
-    """main does not look how its child ended: the job was taken for finished."""
+    """Regression test: main ignores its child's exit code, and the job counted as finished."""
     app = make(LONG_STEP)
     app.hold("job", 21)
     process, job = alone(app, "lr=0.1", "by=spawn")
@@ -151,7 +151,7 @@ def test_a_stop_of_the_child_alone_is_a_stop_of_the_job(make):
 
 @pytest.mark.parametrize(("names", "code"), [("a,b", 75), ("a,a", 0)])
 def test_the_stop_of_a_child_is_forgotten_only_where_its_own_run_is_taken_up(names, code, make):
-    """The next fold's child took the first one's word away: the job was taken for finished."""
+    """Regression test: the next fold's child cleared the first one's stop."""
     app = make(
         """
         if step == 15 and not Path("was_hit").exists():
@@ -167,7 +167,7 @@ def test_the_stop_of_a_child_is_forgotten_only_where_its_own_run_is_taken_up(nam
 
 
 def test_a_child_that_is_killed_has_not_finished_though_main_returns(make, undisturbed):
-    """main does not look how its child ended: the job was finished, with half of its training."""
+    """Regression test: main ignores its child's exit code; half of the training was lost."""
     app = make(
         """
         if RESTARTS == 0 and step == 15:
@@ -182,7 +182,7 @@ def test_a_child_that_is_killed_has_not_finished_though_main_returns(make, undis
 
 
 def test_a_run_is_lost_where_the_last_process_in_it_ended_without_a_word(tmp_path, monkeypatch):
-    """Trials that end by an exception, and a child that main has replaced, are no loss."""
+    """Trials that end by an exception, and a child that main has replaced, do not count."""
 
     def run(name, *kinds, of_child=True):
         owner = f"host {os.getpid() + of_child} 7"
@@ -207,7 +207,7 @@ def test_a_run_is_lost_where_the_last_process_in_it_ended_without_a_word(tmp_pat
 
 
 def test_a_child_whose_parent_is_killed_saves_and_leaves(make):
-    """Nobody would see it train on, and the next start would be refused for as long as it does."""
+    """Otherwise the child would train unseen, and block the next start of the job."""
     app = make()
     app.hold("job", 3)
     process, job = alone(app, "lr=0.1", "by=spawn", "step_s=0")
@@ -219,7 +219,7 @@ def test_a_child_whose_parent_is_killed_saves_and_leaves(make):
 
 
 def test_several_children_with_a_run_are_refused(make):
-    """Ranks: they would save into one directory."""
+    """They would be ranks without a process group, and save into one directory."""
     app = make()
     process, _ = alone(app, "lr=0.1", "by=torch", "nprocs=2", "step_s=0.1")
     assert process.wait() == 73, process.output
@@ -227,7 +227,7 @@ def test_several_children_with_a_run_are_refused(make):
 
 
 def test_another_program_that_a_job_starts_is_no_part_of_it(make):
-    """It knows no job's directory, and `./checkpoints` is the same for all."""
+    """The program does not know the job's directory; `./checkpoints` would be shared by all."""
     app = make()
     (app.folder / "other.py").write_text(OTHER)
     done = app.run("lr=0.1", "by=program")

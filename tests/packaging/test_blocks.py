@@ -1,6 +1,6 @@
-"""Every code block of README.md, CONTRIBUTING.md and docs/ is run: here, or by the test named here.
+"""Every code block of README.md, CONTRIBUTING.md and docs/ is run here, or by a test named here.
 
-A block that is new or reworded has no entry, and fails until it has one.
+A new block fails until it has an entry in one of the tables below.
 """
 
 import math
@@ -30,7 +30,7 @@ PAGES = [
 WRITTEN_BY_SPHINX = (
     *("{toctree}", "{include}", "{literalinclude}", "{eval-rst}", "{forge-reference}"),
 )
-"""The scripts that a page includes are run by test_gallery.py, and those of the examples."""
+"""Directives, and not code blocks; test_gallery.py runs the scripts that a page includes."""
 ELSEWHERE = {
     ("docs/cheat-sheet.md", "yaml", 0): "test_gallery.py::test_the_config_of_the_cheat_sheet",
     ("docs/how-to/from-submitit-slurm.md", "diff", 0): "test_gallery.py::test_the_config_moved",
@@ -58,11 +58,11 @@ ELSEWHERE = {
     ("docs/how-to/health.md", "yaml", 0): "test_verdicts_of_checks.py::test_the_yaml_of_the_page",
     ("docs/how-to/rehearse.md", "text", 0): "test_rehearse.py::test_a_script_that_keeps_state_out",
 }
-"""(page, language, which of its blocks of that language) -> how the name of its test begins."""
+"""(page, language, index of the block among those of that language) -> a prefix of its test."""
 
 
 def blocks_of(page):
-    """(page, language, which) of each."""
+    """(page, language, index) of each block."""
     languages = re.findall(r"^ *```([^\s`]+)", (ROOT / page).read_text(), re.MULTILINE)
     seen = dict.fromkeys(languages, 0)
     for language in languages:
@@ -80,7 +80,7 @@ OUTPUTS = [block for block in BLOCKS if block[1] == "text" and block not in ELSE
 
 @pytest.mark.parametrize("block", OUTPUTS, ids=[f"{page}-{n}" for page, _, n in OUTPUTS])
 def test_what_a_command_prints_is_what_the_page_shows(block):
-    """A message that is reworded is reworded there, too: its reader greps for the line."""
+    """If a message changes, the page has to change, too: readers grep for the line."""
     page, language, which = block
     lines = readme.blocks(language, ROOT / page)[which].splitlines()
     unknown = {line: words for line in lines if (words := shown.unknown_in(line))}
@@ -88,7 +88,7 @@ def test_what_a_command_prints_is_what_the_page_shows(block):
 
 
 def test_a_line_that_nothing_prints_is_found():
-    """Else any block would pass."""
+    """Otherwise the test above could not fail."""
     assert "commences" in shown.unknown_in("forge: Training commences at step 0")
 
 
@@ -100,7 +100,7 @@ def commands():
 
 
 def test_every_block_is_held():
-    """By the tests below, or by the one that is named above."""
+    """A test below runs the block, or the table above names a test that exists."""
     here = {("docs/" + page, "python", which) for page, which in FRAGMENTS}
     shell = {block for block in BLOCKS if block[1] == "sh"}
     assert here | shell | set(OUTPUTS) | set(ELSEWHERE) == set(BLOCKS)
@@ -113,7 +113,7 @@ def test_every_block_is_held():
 
 @pytest.fixture
 def names(tmp_path, monkeypatch):
-    """What the fragments of scripts take from the script around them."""
+    """The variables that a fragment expects from the script around it."""
     monkeypatch.chdir(tmp_path)
     config = SimpleNamespace(resilience=None, steps=6, eval_every=3)
     model = torch.nn.Linear(2, 1)
@@ -126,7 +126,7 @@ def names(tmp_path, monkeypatch):
 
 
 def run_it(page, which, names, long="", short=""):
-    """The fragment, as it stands there, but a shorter loop; then all that it has defined."""
+    """Run a fragment, with a shorter loop if requested; return all variables."""
     text = readme.blocks("python", readme.DOCS / page)[which]
     assert long in text
     exec(compile(text.replace(long, short) if long else text, page, "exec"), names)
@@ -134,7 +134,7 @@ def run_it(page, which, names, long="", short=""):
 
 
 def write_tutorial(folder):
-    """Its app, with a fortieth of the steps."""
+    """Write the tutorial's app, with a fortieth of its steps."""
     app = readme.App.from_tutorial()
     assert "steps: 20_000\n" in app.config
     readme.App(app.script, app.config.replace("20_000", "500")).write_to(folder)
@@ -150,7 +150,7 @@ def run_with_data(names):
 
 
 WHOLE = {"nans.py": "handle-nans.md", "hang.py": "hangs.md", "unsaved.py": "rehearse.md"}
-"""Script -> the how-to guide that shows the whole of it, as its first block."""
+"""Script -> the how-to guide whose first block is the whole script."""
 
 
 def whole_script(name):
@@ -173,7 +173,7 @@ def run_with_a_nan(names):
 
 
 def run_without_its_hang(names):
-    """test_every_command_runs_as_it_stands runs it as it stands; this one takes no hour."""
+    """The script without its hour of sleep, which test_every_command_runs_as_it_stands keeps."""
     text = whole_script("hang.py")
     line = (
         text.splitlines().index("                time.sleep(3600)  # the first attempt hangs") + 1
@@ -306,13 +306,13 @@ FRAGMENTS = {
 
 @pytest.mark.parametrize("fragment", FRAGMENTS, ids=[f"{page}-{n}" for page, n in FRAGMENTS])
 def test_a_fragment_runs_in_a_script(names, fragment):
-    """With what stands around it in the script of who copies it."""
+    """A fragment runs with the variables that the user's script has."""
     FRAGMENTS[fragment](names)
 
 
 NOT_RUN = ("make ", ".venv/bin/pre-commit ", "FORGE_REPOSITORY=", "pip install ")
-"""Their targets are checked by test_docs.py; they take minutes, or write into the clone. The wheel
-is installed by test_wheel.py."""
+"""Commands that take minutes, or write into the clone: test_docs.py checks the targets of make,
+and test_wheel.py installs the wheel."""
 
 
 @pytest.mark.proofs
@@ -320,9 +320,9 @@ is installed by test_wheel.py."""
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # a rehearsal is nine runs
 def test_every_command_runs_as_it_stands(cluster, monkeypatch, tmp_path):
-    """In one folder, with the scripts of the tutorial, shortened by its config, and the examples.
+    """All commands run in one folder, with the examples and the tutorial's scripts (fewer steps).
 
-    Outputs are those so far.
+    A placeholder for an output directory is replaced by the first one that exists.
     """
     for name, value in cluster.environment.items():
         monkeypatch.setenv(name, value)
@@ -335,7 +335,7 @@ def test_every_command_runs_as_it_stands(cluster, monkeypatch, tmp_path):
     for name in WHOLE:
         (tmp_path / name).write_text(whole_script(name))
     lines = [line for line in commands() if not line.startswith(NOT_RUN)]
-    lines.sort(key=lambda line: line != "python train.py")  # it makes what the others look at
+    lines.sort(key=lambda line: line != "python train.py")  # creates the outputs that the other commands read
     assert len(lines) >= 6
     for line in lines:
         (job, *_) = sorted(tmp_path.glob("outputs/*/*")) or [None]

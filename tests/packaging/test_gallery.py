@@ -1,4 +1,4 @@
-"""The whole scripts of docs/examples.md, and the two moves to forge, run as they stand there."""
+"""The scripts of docs/examples.md and of the two guides for moving to forge run unmodified."""
 
 import os
 import shutil
@@ -27,7 +27,7 @@ PLAIN = {"without_hydra.py": ["--steps", "300"], "handler_after.py": [], "own_lo
 
 @pytest.fixture
 def start(tmp_path):
-    """A script in a folder of its own, which gets signals in steps; its exit code."""
+    """Start a script in its own folder, with signals at given steps; returns its exit code."""
 
     def start(name, folder, *arguments, **kills):
         if not (tmp_path / folder).exists():
@@ -45,7 +45,7 @@ def weights(directory):
 
 @pytest.mark.parametrize("name", HYDRA)
 def test_a_script_with_hydra_ends_the_same_when_it_is_stopped(name, start, tmp_path):
-    """People copy it: it has to be right, and not only run."""
+    """People copy the script, so its results have to be right, too."""
     shorter = [HYDRA[name], "hydra.run.dir=job"]
     assert start(name, "whole", *shorter) == 0
     assert start(name, "stopped", *shorter, at_130="TERM") == 143
@@ -57,7 +57,7 @@ def test_a_script_with_hydra_ends_the_same_when_it_is_stopped(name, start, tmp_p
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_a_script_without_hydra_ends_the_same_when_it_is_killed(name, start, tmp_path):
-    """The handler of the page saved no place in the data: this is what it is replaced by."""
+    """The script that replaces the page's signal handler also saves the position in the data."""
     assert start(name, "whole", *PLAIN[name]) == 0
     assert start(name, "killed", *PLAIN[name], at_250="KILL") == -9
     assert start(name, "killed", *PLAIN[name]) == 0
@@ -70,13 +70,13 @@ def test_a_script_without_hydra_ends_the_same_when_it_is_killed(name, start, tmp
 
 
 def test_the_handler_that_is_replaced_works_as_far_as_it_goes(start, tmp_path):
-    """A page that shows a broken script as what others do would be unfair."""
+    """The page must not present a broken script as common practice."""
     assert start("handler_before.py", "stopped", at_none="TERM") == 0
     assert "best loss" in (tmp_path / "stopped/output.txt").read_text()
 
 
 def test_workers_do_not_make_it_another_job(tmp_path):
-    """What the comment in the script says."""
+    """A comment in the script claims it."""
     shutil.copy(GALLERY / "without_hydra.py", tmp_path)
     command = ["without_hydra.py", "--steps", "20"]
     assert completed(command, tmp_path).returncode == 0
@@ -85,7 +85,7 @@ def test_workers_do_not_make_it_another_job(tmp_path):
 
 
 def test_two_ranks(tmp_path):
-    """The script; torchrun starts it in `make proofs`, and others in test_exec.py."""
+    """The test starts the ranks itself; torchrun does in `make proofs`."""
     job = RankedJob(tmp_path / "job", script=GALLERY / "ddp.py")
     assert job.run(MASTER_PORT=str(world.free_port())) == [0, 0], job.output
     assert ledger.read_progress(job.directory / "ddp_checkpoints").step == 320
@@ -94,7 +94,7 @@ def test_two_ranks(tmp_path):
 @pytest.mark.proofs
 @pytest.mark.slow
 def test_two_ranks_of_torchrun(tmp_path):
-    """By the command of the page; `--standalone` since other tests may run at the same time."""
+    """The page's command, with `--standalone`, since other tests can run at the same time."""
     (command,) = readme.blocks("text", ROOT / "docs/examples.md")
     command = command.replace("torchrun", "torchrun --standalone")
     shutil.copy(GALLERY / "ddp.py", tmp_path)
@@ -108,7 +108,7 @@ def test_two_ranks_of_torchrun(tmp_path):
 @pytest.mark.slurm
 @pytest.mark.slow
 def test_the_batch_script_runs_as_it_stands(cluster, tmp_path):
-    """A wrong option would be seen by sbatch alone."""
+    """Only sbatch itself detects a wrong option."""
     for name in ("job.sh", "without_hydra.py"):
         shutil.copy(GALLERY / name, tmp_path)
     path = f"{Path(sys.executable).parent}:{cluster.environment['PATH']}"
@@ -120,14 +120,14 @@ def test_the_batch_script_runs_as_it_stands(cluster, tmp_path):
 
 
 def test_the_config_of_the_cheat_sheet():
-    """Its keys exist; a comment in it names the values."""
+    """The keys exist; a comment in the config names their values."""
     (block,) = readme.blocks("yaml", ROOT / "docs/cheat-sheet.md")
     policy = load(yaml.safe_load(block)["resilience"])
     assert policy.slurm["timeout_min"] == 240
 
 
 def test_the_config_moved():
-    """From submitit_slurm: both sides of the diff are YAML, and the new one is a policy."""
+    """Both sides of the diff from submitit_slurm are YAML, and the new side is a valid policy."""
     (block,) = readme.blocks("diff", ROOT / "docs/how-to/from-submitit-slurm.md")
     lines = block.splitlines()[2:]
     sides = [

@@ -1,4 +1,4 @@
-"""What may import what; what `import forge` costs; where it works."""
+"""The import rules between the folders, and the cost and portability of `import forge`."""
 
 import ast
 import functools
@@ -20,7 +20,7 @@ HEAVY = (*THIRD_PARTY, "yaml")
 
 @functools.cache
 def layers() -> list[tuple[str, list[str], set[str]]]:
-    """(what it holds, its modules, third-party packages) of each layer, highest first."""
+    """(description, modules, third-party packages) of each layer, highest first."""
     text = (ROOT / "ARCHITECTURE.md").read_text()
     table = text.partition("<!-- layers -->")[2].partition("<!-- /layers -->")[0]
     rows = [row.strip()[1:-1].split("|") for row in table.strip().splitlines()][2:]
@@ -42,13 +42,13 @@ def layer_of(module: str) -> int:
 
 
 def test_every_module_stands_in_a_layer_and_every_layer_has_modules():
-    """The rule below says nothing about a module that nobody placed."""
+    """The rule below cannot check a module that is in no layer."""
     used = {layer_of(module) for module in modules() if module != "forge"}
     assert used == set(range(len(layers())))
 
 
 def test_the_table_says_of_each_layer_what_its_own_docstring_says():
-    """One sentence, in two places where people look for it."""
+    """The same sentence is in two places in which people look for it."""
     for phrase, (member,), _ in layers():
         name = member.removesuffix(".*")
         name = "hydra_plugins.forge_launcher" if name == "hydra_plugins" else f"forge.{name}"
@@ -57,7 +57,7 @@ def test_the_table_says_of_each_layer_what_its_own_docstring_says():
 
 
 def test_imports_point_down():
-    """Data flows one way, so the training loop can never come to need the launcher."""
+    """With imports in one direction, the training loop can never depend on the launcher."""
     for module, path in modules().items():
         for imported in imports(path):
             if module != "forge" and imported.startswith("forge."):
@@ -65,14 +65,14 @@ def test_imports_point_down():
 
 
 def test_nothing_is_built_on_the_building_blocks():
-    """`forge.resilience` gives names to code that Run uses as well; a copy of it could drift."""
+    """`forge.resilience` only exports code that Run uses, too; a copy could diverge."""
     own = {name for name in modules() if f"{name}.".startswith("forge.resilience.")}
     users = {name for name, path in modules().items() if imports(path) & own}
     assert users <= {*own, "forge"}
 
 
 def test_nothing_imports_the_package_itself():
-    """`forge/__init__` stands above everything: what is below has to work without it."""
+    """`forge/__init__` is above all layers, and the layers have to work without it."""
     names = [name for name in modules() if name.startswith("forge.")]
     assert [name for name in names if "forge" in imports(modules()[name])] == []
 
@@ -86,7 +86,7 @@ def cycle_in(imported: dict[str, set[str]]) -> list[str]:
 
 
 def test_no_modules_import_each_other():
-    """Not even in functions: one of the two could not be read, or tested, without the other."""
+    """Imports inside of functions count: neither module could be read or tested by itself."""
     names = {name: imports(path) & set(modules()) - {"forge"} for name, path in modules().items()}
     assert cycle_in({"a": {"b"}, "b": {"a"}}) == ["a", "b", "a"]
     assert cycle_in({name: found - {name} for name, found in names.items()}) == []
@@ -95,7 +95,7 @@ def test_no_modules_import_each_other():
 def test_only_the_layers_that_need_a_package_import_it():
     """A policy without torch can be checked on a login node in milliseconds."""
     for module, path in modules().items():
-        # What `forge.compat.of_torch` is asked for needs torch.
+        # `forge.compat.of_torch` needs torch.
         needed = {name.removeprefix("forge.compat.of_") for name in imports(path)}
         packages = {name.partition(".")[0] for name in imports(path) | needed} & THIRD_PARTY
         allowed = layers()[layer_of(module)][2] if module != "forge" else set()
@@ -103,7 +103,7 @@ def test_only_the_layers_that_need_a_package_import_it():
 
 
 def test_the_training_process_knows_nothing_of_slurm_s_commands():
-    """It is handed a way to requeue; only the job and the launcher talk to the controller."""
+    """It gets a function that requeues; only the job and the launcher call Slurm's commands."""
     above = {
         "forge.submitit.backends",
         "forge.submitit.checkpointable",
@@ -127,7 +127,7 @@ def test_the_training_process_knows_nothing_of_slurm_s_commands():
         if not f"{module}.".startswith(others):
             on_first_use = {"forge.submitit.checkpointable", "forge.slurm.batch_job"}
             by_name = {"forge": on_first_use}.get(module, set())
-            if module == "forge.hydra_app.callbacks":  # hands it to what main starts
+            if module == "forge.hydra_app.callbacks":  # passes the function to main's process
                 by_name = {"forge.slurm.batch_job", "forge.slurm.same_dir"}
             assert not (imports(path) - by_name) & (above | {"submitit"}), module
         commands = re.findall(r"""["'](sbatch|squeue|scontrol|sacct|srun)["']""", path.read_text())
@@ -135,7 +135,7 @@ def test_the_training_process_knows_nothing_of_slurm_s_commands():
 
 
 def need(version: str) -> None:
-    """Skip where a Python is missing, unless CI has said that none is."""
+    """Skip if a Python is missing, unless CI has declared that all are installed."""
     if version not in pythons():
         end = pytest.fail if os.environ.get("FORGE_REQUIRE_PYTHONS") else pytest.skip
         end(f"no Python {version} on this machine")
@@ -143,7 +143,7 @@ def need(version: str) -> None:
 
 @pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13"])
 def test_import_forge_loads_nothing_else(version, tmp_path):
-    """It stands at the top of every training script, and of scripts that only ask for a status."""
+    """Every training script imports forge, and so do scripts that only print a status."""
     need(version)
     code = f"""
 import sys
@@ -158,7 +158,7 @@ print(sorted(set(sys.modules) & set({HEAVY!r})))
 
 @pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13"])
 def test_every_module_compiles(version, tmp_path):
-    """Syntax of a newer Python would fail on the cluster, not on the laptop."""
+    """Syntax of a newer Python would fail only on the cluster."""
     need(version)
     code = (
         "import sys, py_compile\n"
@@ -178,7 +178,7 @@ def test_py_compile_finds_what_it_should(tmp_path):
 
 
 def test_checking_a_policy_needs_no_torch(tmp_path):
-    """Submitting checks it, on a login node."""
+    """The launcher checks the policy on a login node, which has no torch."""
     code = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
         "import forge, forge.hydra_app.callbacks\n"
@@ -189,7 +189,7 @@ def test_checking_a_policy_needs_no_torch(tmp_path):
 
 
 def test_on_windows_the_import_says_what_is_missing(tmp_path):
-    """Else some call fails later, by the name of a function that Python lacks there."""
+    """Otherwise a call would fail later, with the name of a function that Python lacks there."""
     code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); sys.platform = 'win32'; import forge"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True

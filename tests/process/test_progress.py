@@ -1,4 +1,4 @@
-"""The page in which a task says what it is doing: written here, read there, never in the way."""
+"""The heartbeat page, a shared memory that the task writes and its supervisor reads."""
 
 import os
 import struct
@@ -28,7 +28,7 @@ def marks(page):
 
 
 def test_what_is_marked_is_read(page, marks):
-    """The supervisor acts on exactly this."""
+    """The supervisor decides from these values."""
     assert page.read() == HeartbeatRecord()  # before anything is marked
     marks.enter(Phase.save, 7, 12.5)
     assert page.read() == HeartbeatRecord(os.getpid(), Phase.save, 7, 1, 12.5)
@@ -37,7 +37,7 @@ def test_what_is_marked_is_read(page, marks):
 
 
 def test_every_mark_is_a_change(page, marks):
-    """A save too short to be seen, and back in the same step: it has made progress, still."""
+    """A save between two readings counts as progress, although the step is the same after it."""
     seen = set()
     for mark in (
         lambda: marks.enter(Phase.step, 3, 1.0),
@@ -51,12 +51,12 @@ def test_every_mark_is_a_change(page, marks):
 
 
 def test_a_mark_that_is_being_written_is_not_read(page, marks):
-    """The limit of one section with the place of another could take it for a hang."""
+    """Mixed values, like a limit of another section, could be taken for a hang."""
     marks.enter(Phase.start_up, 0, 1800.0)
     sequence = os.pread(page.fd, 8, 0)
     os.pwrite(page.fd, struct.pack("q", struct.unpack("q", sequence)[0] + 1), 0)
     assert page.read() is None
-    marks.enter(Phase.step, 1, 300.0)  # after an exception in the middle of one
+    marks.enter(Phase.step, 1, 300.0)  # after an exception in the middle of a write
     assert page.read() == HeartbeatRecord(os.getpid(), Phase.step, 1, 2, 300.0)
 
 
@@ -70,7 +70,7 @@ for number in itertools.count(1):
 
 
 def test_no_reading_mixes_two_marks(page):
-    """Phase, step and limit go together here; the writer is met at any point of a mark."""
+    """The writer derives phase and limit from the step, so that mixed values are detected."""
     writer = Popen([sys.executable, "-c", WRITER], env=os.environ | page.environ)
     wait_for(lambda: page.read() not in (None, HeartbeatRecord()), writer, "mark")
     found = [page.read() for _ in range(50_000)]
@@ -81,7 +81,7 @@ def test_no_reading_mixes_two_marks(page):
 
 
 def test_a_fork_does_not_mark(page, marks):
-    """A loader's worker would say that a rank makes progress which waits for that worker."""
+    """Otherwise a loader's worker would report progress of a rank that waits for that worker."""
     marks.enter(Phase.step, 1, 5.0)
     before = page.read()
     child = os.fork()
@@ -91,12 +91,12 @@ def test_a_fork_does_not_mark(page, marks):
         os._exit(0 if not marks.is_open else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert page.read() == before
-    marks.advance()  # its parent still does
+    marks.advance()  # the parent still writes heartbeats
     assert page.read() != before
 
 
 def test_one_process_of_a_task_marks(page, marks):
-    """Ranks that a task has spawned share its page: they wait for each other, so one will do."""
+    """Ranks spawned by a task share its page; as they wait for each other, one writer is enough."""
     marks.enter(Phase.step, 1, 5.0)
     before = page.read()
     code = (
@@ -117,14 +117,14 @@ def test_one_process_of_a_task_marks(page, marks):
     assert page.read().section is Phase.outside
     assert other() == "True"
     assert page.read().section is Phase.save
-    assert page.read().count > before.count + 1  # by this alone progress is known
+    assert page.read().count > before.count + 1  # the supervisor detects progress by the count
 
 
 @pytest.mark.parametrize(
     "path", ["", "/proc/self/fd/12345", "/nowhere", "/proc/1/mem", "relative", "a file"]
 )
 def test_without_a_page_nothing_is_marked(path, tmp_path):
-    """The supervisor is gone, or its number is another's by now; whatever lies there stays."""
+    """If the supervisor is gone, its descriptor can be of another file, which must not change."""
     if path == "a file":
         (tmp_path / "file").write_bytes(bytes(4096))
         path = str(tmp_path / "file")
@@ -138,13 +138,13 @@ def test_without_a_page_nothing_is_marked(path, tmp_path):
 
 
 def test_the_page_cannot_be_cut(page):
-    """SIGBUS would end the training at its next mark."""
+    """After a truncation SIGBUS would kill the training at its next heartbeat."""
     with pytest.raises(PermissionError):
         os.ftruncate(page.fd, 0)
 
 
 def test_the_task_outlives_its_supervisor(page, marks):
-    """Marks go on into memory that nobody reads."""
+    """Heartbeats continue to be written into memory that no process reads."""
     page.close()
     marks.enter(Phase.step, 1, 1.0)
     marks.advance()
@@ -152,7 +152,7 @@ def test_the_task_outlives_its_supervisor(page, marks):
 
 
 def test_where_there_is_no_such_memory_nothing_is_watched(monkeypatch):
-    """A sandbox that refuses it must not keep a task from being started."""
+    """A sandbox without memfd_create must not keep a task from being started."""
 
     def refused(*_):
         raise OSError

@@ -1,4 +1,4 @@
-"""How long each section may take: learned from those of late, and never from the first ones."""
+"""The time limit of each section, learned from recent sections, but not from the first ones."""
 
 import math
 import threading
@@ -13,11 +13,11 @@ from forge.process.sections import NUM_FIRST_STEPS, Sections
 
 CONFIG = HangConfig(start_s=1000.0)
 LEAST_S = 10.0
-"""Short, so that the limits of the tests differ."""
+"""Shorter than the default, so that learned limits can be told from the least limit."""
 
 
 class Watched:
-    """Sections of which a page is read, by a clock of the test's."""
+    """Sections with an injected clock, and the heartbeat page that they write."""
 
     def __init__(self, config: HangConfig = CONFIG, listen=None):
         self.page, self.now, self.done = HeartbeatPage.create(), 0.0, 0
@@ -34,7 +34,7 @@ class Watched:
         return self.record.limit_s
 
     def steps(self, *seconds: float) -> float:
-        """So many steps, which take so long; then one more has begun, with this limit."""
+        """Make steps of these durations, and begin another; return that step's limit."""
         for one in seconds:
             self.sections.begin_step()
             self.now += one
@@ -43,7 +43,7 @@ class Watched:
         return self.limit_s
 
     def visit(self, section: Phase, *seconds: float, kind: str = "") -> float:
-        """Be in a section, and make progress after so many seconds each; what its limit was."""
+        """Enter a section, and make progress after each duration; return the section's limit."""
         with self.sections.inside(section, kind):
             limit_s = self.limit_s
             for one in seconds:
@@ -68,23 +68,23 @@ def watched(monkeypatch):
 
 
 def test_the_limit_is_a_factor_above_the_slowest_step_of_late(watched):
-    """The first ones count for nothing: kernels are chosen then, and buckets made anew."""
+    """The first steps are ignored: they benchmark kernels and rebuild DDP's buckets."""
     one = watched()
     assert one.limit_s == CONFIG.start_s
     assert one.steps(*[400.0] * NUM_FIRST_STEPS) == CONFIG.start_s
-    one.now += 8.0  # the step that has begun, the first that is learned from
+    one.now += 8.0  # the step that has begun is the first to be measured
     assert one.steps(4.0) == 5 * 8.0
     assert one.steps(*[2.5] * 200) == 5 * 2.5
     assert one.record.section is Phase.step
 
 
 def test_the_limit_is_never_below_the_least(watched):
-    """A step of a millisecond may take five, and five hundred."""
+    """Without a least limit, a step of a millisecond that takes 6 ms would count as a hang."""
     assert watched().steps(*[0.001] * 20) == LEAST_S
 
 
 def test_a_limit_that_is_given_is_not_learned(watched):
-    """The first ones may take as long as the start, still."""
+    """The first steps still have the limit of the start."""
     one = watched(replace(CONFIG, timeout_s=60.0))
     assert one.limit_s == CONFIG.start_s
     assert one.steps(*[0.1] * NUM_FIRST_STEPS) == 60.0
@@ -92,12 +92,12 @@ def test_a_limit_that_is_given_is_not_learned(watched):
 
 
 def test_the_first_ones_may_take_no_less_than_the_others(watched):
-    """A limit above that of the start counts for the start as well."""
+    """If `timeout_s` is longer than `start_s`, the first steps get `timeout_s`, too."""
     assert watched(replace(CONFIG, timeout_s=2000.0)).limit_s == 2000.0
 
 
 def test_what_makes_progress_is_measured_between_two_marks(watched):
-    """A save that writes for an hour, a piece a minute, is to be found by one slow piece."""
+    """In a save of an hour that writes a chunk a minute, a single slow chunk is a hang."""
     one = watched()
     one.steps(*[1.0] * 9)
     assert one.visit(Phase.save, *[60.0] * 60) == CONFIG.start_s
@@ -107,7 +107,7 @@ def test_what_makes_progress_is_measured_between_two_marks(watched):
 
 
 def test_each_mark_of_progress_is_a_change(watched):
-    """That is all that the supervisor sees of it."""
+    """The supervisor sees progress only as a change of the record."""
     one = watched()
     with one.sections.inside(Phase.save, "final"):
         before = one.record
@@ -116,7 +116,7 @@ def test_each_mark_of_progress_is_a_change(watched):
 
 
 def test_another_section_makes_no_progress(watched):
-    """What a save in the background writes says nothing of the main thread's step."""
+    """The progress of a save in the background is not progress of the main thread's step."""
     one = watched()
     one.steps(1.0)
     before = one.record
@@ -129,11 +129,11 @@ def test_another_section_makes_no_progress(watched):
         writer = threading.Thread(target=one.sections.advance, args=(Phase.save,))
         writer.start()
         writer.join()
-        assert one.record.count == before.count + 1  # that of a save which the main thread awaits
+        assert one.record.count == before.count + 1  # the main thread waits for this save
 
 
 def test_another_thread_enters_no_section(watched):
-    """A save in the background waits for other ranks; the main thread is in its step."""
+    """If a background save waits for other ranks, the main thread is still in its step."""
     one = watched()
     one.steps(1.0)
     before = one.record
@@ -149,7 +149,7 @@ def test_another_thread_enters_no_section(watched):
 
 
 def test_leaving_a_section_is_progress_of_the_one_around_it(watched):
-    """Its time begins anew, and an error leaves as a return does."""
+    """The outer section's time starts again, also if the inner section raises."""
     one = watched()
     one.steps(*[1.0] * 9)
     around = one.record
@@ -169,7 +169,7 @@ def test_leaving_a_section_is_progress_of_the_one_around_it(watched):
 
 
 def test_a_step_is_not_charged_for_what_has_a_limit_of_its_own(watched):
-    """Else the save of an hour would let each step take five."""
+    """Otherwise a save of an hour would raise the limit of each step to five hours."""
     one = watched()
     one.steps(*[1.0] * 9)
     one.visit(Phase.evaluation, 3600.0)
@@ -178,7 +178,7 @@ def test_a_step_is_not_charged_for_what_has_a_limit_of_its_own(watched):
 
 
 def test_what_a_step_took_before_it_was_left_for_another_section_is_learned(watched):
-    """Steps wait for other ranks, or save, at their ends."""
+    """At its end a step can wait for other ranks, or save."""
     one = watched()
     one.steps(*[1.0] * 9)
     one.now += 4.0
@@ -187,7 +187,7 @@ def test_what_a_step_took_before_it_was_left_for_another_section_is_learned(watc
 
 
 def test_waits_of_the_start_teach_nothing_about_those_of_steps(watched):
-    """Rank 0 may read for an hour."""
+    """At the start the other ranks can wait an hour while rank 0 reads a checkpoint."""
     one = watched()
     for _ in range(3):
         one.visit(Phase.collective, 3600.0)
@@ -198,7 +198,7 @@ def test_waits_of_the_start_teach_nothing_about_those_of_steps(watched):
 
 
 def test_a_loop_that_begins_inside_of_a_section_ends_it(watched):
-    """What is left of the section then is no return to it."""
+    """Leaving the section later does not return to it."""
     one = watched()
     with one.sections.inside(Phase.evaluation):
         one.sections.begin_epoch()  # the data of an evaluation
@@ -208,7 +208,7 @@ def test_a_loop_that_begins_inside_of_a_section_ends_it(watched):
 
 
 def test_each_kind_has_a_limit_of_its_own(watched):
-    """A hundred quick evaluations between two slow ones: the slow one is no hang."""
+    """After a hundred quick evaluations of another kind, a slow evaluation is not a hang."""
     one = watched()
     for _ in range(4):
         slow = one.visit(Phase.evaluation, 900.0, kind="whole test set")
@@ -218,7 +218,7 @@ def test_each_kind_has_a_limit_of_its_own(watched):
 
 
 def test_waiting_for_others_is_told_apart_by_what_they_do_meanwhile(watched):
-    """Rank 0 evaluates alone for an hour now and then; each step has its short wait, too."""
+    """Waits for an evaluation on rank 0 and the short waits of steps have separate limits."""
     one = watched()
     for _ in range(4):
         with one.sections.inside(Phase.evaluation, "held_out"):
@@ -229,7 +229,7 @@ def test_waiting_for_others_is_told_apart_by_what_they_do_meanwhile(watched):
 
 
 def test_the_first_step_of_an_epoch_is_a_kind_of_its_own(watched):
-    """It starts workers, once in a thousand steps."""
+    """The first step of an epoch includes the start of the loader's workers."""
     one = watched()
     one.steps(*[1.0] * 9)
     limits = []
@@ -243,7 +243,7 @@ def test_the_first_step_of_an_epoch_is_a_kind_of_its_own(watched):
 
 
 def test_a_compilation_has_the_limit_of_a_start_and_nothing_is_learned_from_its_step(watched):
-    """Ten long ones are no hang, and do not hide the next."""
+    """Long compilations are not hangs, and do not raise the limit of later steps."""
     heard = {}
 
     def listen(begins, ends):
@@ -258,7 +258,7 @@ def test_a_compilation_has_the_limit_of_a_start_and_nothing_is_learned_from_its_
         assert one.record.step == one.done
         one.now += 900.0
         heard["ends"]()
-        # What was compiled runs for the first time.
+        # The compiled code runs for the first time.
         assert (one.record.section, one.limit_s) == (Phase.step, CONFIG.start_s)
         one.now += 100.0
         assert one.steps(3.0) == learned == 5 * 3.0
@@ -267,7 +267,7 @@ def test_a_compilation_has_the_limit_of_a_start_and_nothing_is_learned_from_its_
 
 
 def test_the_compiler_may_be_loaded_later(watched):
-    """The script imports it as it likes; each boundary asks for it, until it is there."""
+    """Scripts can import the compiler late, so each boundary checks whether it is loaded."""
     answers = [None, None, lambda: None]
     one = watched(CONFIG, lambda begins, ends: answers.pop(0))
     one.steps(*[1.0] * 9)
@@ -275,16 +275,16 @@ def test_the_compiler_may_be_loaded_later(watched):
 
 
 def test_after_a_loop_there_is_no_limit_until_the_next_one(watched):
-    """What stands there may evaluate for hours, and has no way to say that it makes progress."""
+    """Code after a loop can evaluate for hours, and cannot report progress."""
     one = watched()
     one.steps(*[1.0] * 9)
     one.sections.rest()
     assert (one.record.section, one.record.step, one.limit_s) == (Phase.outside, 9, 0.0)
-    assert one.steps(1.0) == LEAST_S  # what was learned before counts
+    assert one.steps(1.0) == LEAST_S  # limits learned before the end of the loop are kept
 
 
 def test_after_the_run_nothing_hangs(watched):
-    """What the script does then is its own."""
+    """After the Run, the script can take any time."""
     one = watched()
     one.steps(1.0)
     with one.sections.inside(Phase.save):
@@ -296,7 +296,7 @@ def test_after_the_run_nothing_hangs(watched):
 
 
 def test_without_a_supervisor_no_clock_is_read():
-    """A training that nobody watches pays for nothing."""
+    """A training without a supervisor has no overhead."""
 
     def clock():
         reads.append(None)
@@ -315,11 +315,11 @@ def test_without_a_supervisor_no_clock_is_read():
 
 
 def test_those_of_the_run_that_is_open_are_the_current_ones(monkeypatch):
-    """Lower layers mark by these, and know of no Run."""
+    """Lower layers use the current sections, since they have no access to the Run."""
     page, shown = HeartbeatPage.create(), []
     monkeypatch.setattr(sections.stacks, "register", shown.append)
     sections.begin(CONFIG, page.environ)
-    assert shown == [page.environ]  # main may train in a process that it has spawned
+    assert shown == [page.environ]  # main can train in a process that it has spawned
     with sections.in_section(Phase.evaluation, "held_out"):
         sections.current().advance(Phase.evaluation)
         assert page.read().section is Phase.evaluation

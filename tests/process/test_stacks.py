@@ -61,10 +61,10 @@ def gathered(page, pids):
 
 @pytest.mark.parametrize("what", WHAT.values(), ids=WHAT)
 def test_the_stack_of_the_main_thread_is_gathered(page, stuck, what):
-    """A Python handler would never run in either."""
+    """In neither case would a Python signal handler run."""
     pid = stuck(what)
     text = gathered(page, [pid])[pid]
-    assert "in other" not in text  # it may run on: see below
+    assert "in other" not in text  # no other threads, since the process continues: see below
     frames = stacks.main_frames(text)
     assert frames[0].endswith(" in stuck")
     assert stacks.own_frame(frames) == frames[0]
@@ -80,7 +80,7 @@ def test_each_process_has_its_own_and_nothing_is_left_of_an_earlier_time(page, s
 
 
 def test_a_process_without_a_handler_is_not_killed_by_the_signal(page):
-    """Its default action would end it."""
+    """The signal's default action would end the process."""
     process = Popen([sys.executable, "-c", "print(1, flush=True); input()"], stdin=-1, stdout=-1)
     process.stdout.read(1)
     assert gathered(page, [process.pid]) == {process.pid: ""}
@@ -96,7 +96,7 @@ input()
 
 
 def test_a_programs_own_handler_is_left_alone(page):
-    """It may mean anything there; and who becomes another program has none any more."""
+    """The handler can have any meaning; and after an exec, forge's own is no longer installed."""
     process = Popen([sys.executable, "-c", OWN], stdin=-1, stdout=-1, env=os.environ | page.environ)
     process.stdout.readline()
     assert gathered(page, [process.pid]) == {process.pid: ""}
@@ -122,7 +122,7 @@ os.read(os.pipe()[0], 1)
 
 
 def test_a_process_that_may_live_on_is_not_crashed_by_its_stacks(page, tmp_path):
-    """Threads that come and go: to read those of all ends it by SIGSEGV after a few times."""
+    """With threads that come and go, a dump of all threads causes SIGSEGV after a few times."""
     ready = tmp_path / "ready"
     process = Popen([sys.executable, "-c", BEARS, str(ready)], env=os.environ | page.environ)
     until(ready.exists, "the process")
@@ -132,7 +132,7 @@ def test_a_process_that_may_live_on_is_not_crashed_by_its_stacks(page, tmp_path)
 
 
 def test_a_process_that_does_not_react_is_not_waited_for_long(page, stuck):
-    """One that is stopped takes no signal; nor does one in the kernel's state D."""
+    """A stopped process handles no signal, and neither does a process in state D."""
     pid = stuck(WHAT["inside it"])
     os.kill(pid, signal.SIGSTOP)
     until(lambda: "state T" in stacks.in_kernel(pid), "stopped process")
@@ -149,7 +149,7 @@ input()
 
 
 def test_a_process_that_only_marks_is_not_killed_by_the_signal(page):
-    """It has the memory open already, and its handler comes later."""
+    """The process has opened the heartbeat page, but its handler is not yet installed."""
     process = Popen(
         [sys.executable, "-c", MARKS], stdin=-1, stdout=-1, env=os.environ | page.environ
     )
@@ -159,7 +159,7 @@ def test_a_process_that_only_marks_is_not_killed_by_the_signal(page):
 
 
 def test_once_the_time_for_all_is_over_nobody_is_waited_for(page, stuck, monkeypatch):
-    """Workers of loaders are many."""
+    """A loader can have many workers."""
     pid = stuck(WHAT["inside it"])
     monkeypatch.setattr(stacks, "_ALL_S", 0.0)
     with pytest.raises(StopIteration):
@@ -167,7 +167,7 @@ def test_once_the_time_for_all_is_over_nobody_is_waited_for(page, stuck, monkeyp
 
 
 def test_what_still_grows_is_waited_for(tmp_path):
-    """A stack is written line by line."""
+    """faulthandler writes a stack line by line."""
     with open(tmp_path / "file", "wb") as file:
 
         def written(work):
@@ -182,7 +182,7 @@ def test_what_still_grows_is_waited_for(tmp_path):
 
 
 def test_one_handler_is_enough(page, monkeypatch):
-    """Each Run asks for it, and a worker has that of its parent."""
+    """Each Run registers the handler, and a worker inherits that of its parent."""
     made = []
     monkeypatch.setattr(faulthandler, "register", lambda *_, **more: made.append(more["file"]))
     monkeypatch.setattr(stacks, "_is_registered", False)
@@ -220,7 +220,7 @@ Current thread 0x00007f7 (most recent call first):
 
 
 def test_the_line_is_the_users_own():
-    """That it waits in a lock of threading's helps nobody."""
+    """The frame inside of `threading` would not help the user."""
     frames = stacks.main_frames(DUMP)
     assert frames[0] == "/usr/lib/python3.11/threading.py:327 in wait"
     assert len(frames) == 3
@@ -230,7 +230,7 @@ def test_the_line_is_the_users_own():
 
 
 def test_where_the_main_thread_is_not_shown_nobody_else_is_blamed():
-    """faulthandler ends after a hundred threads, and the main one comes last."""
+    """faulthandler stops after a hundred threads, and writes the main thread last."""
     assert stacks.main_frames(DUMP.partition("Current")[0] + "...\n") == []
 
 

@@ -1,4 +1,4 @@
-"""What a stop for the time limit leaves behind, in true runs with an injected clock."""
+"""Stops for the time limit in real runs with an injected clock."""
 
 import json
 import signal
@@ -116,10 +116,10 @@ def assert_same(one, other):
 
 
 def test_a_run_stops_at_the_last_boundary_in_time_and_goes_on_with_the_same_bits(played):
-    """As by the signal: saved, callbacks called, 75."""
+    """The stop is that of the signal: it saves, calls the callbacks, and exits with 75."""
     directory, codes, said = played
     assert codes["boundary"] == [75, 0]
-    # 10 s of margin, 10 s for a step, and 1 s that a first save of so little is taken to last.
+    # 10 s of margin, 10 s for a step, and 1 s as the estimate of a first save of this size.
     (stop,) = stops(directory / "boundary")
     assert (stop["reason"], stop["code"], stop["step"]) == ("time_limit", 75, 4)
     assert stop["left_s"] == 15
@@ -129,7 +129,7 @@ def test_a_run_stops_at_the_last_boundary_in_time_and_goes_on_with_the_same_bits
 
 
 def test_a_limit_shorter_than_a_step_still_comes_forward(played):
-    """By a step in each attempt; whether that is worth it the budgets decide."""
+    """Each attempt makes one step; the budgets decide whether the job continues."""
     directory, codes, _ = played
     assert codes["one step at a time"] == [75, 75, 0]
     assert [e["step"] for e in stops(directory / "one step at a time")] == [1, 2]
@@ -137,14 +137,14 @@ def test_a_limit_shorter_than_a_step_still_comes_forward(played):
 
 
 def test_a_disabled_policy_looks_at_no_clock(played):
-    """A plain loop is a plain loop."""
+    """With a disabled policy forge adds nothing to the loop."""
     directory, codes, _ = played
     assert codes["disabled"] == [0]
     assert not (directory / "disabled" / ".forge").exists()
 
 
 def test_an_evaluation_is_left_where_it_polls(played):
-    """It may be longer than what is left."""
+    """The evaluation can be longer than the time left."""
     directory, codes, _ = played
     assert codes["stopped evaluation"] == [75, 0]
     (stop,) = stops(directory / "stopped evaluation")
@@ -154,7 +154,7 @@ def test_an_evaluation_is_left_where_it_polls(played):
 
 
 def test_a_run_that_is_told_early_trains_on(played):
-    """Slurm announces the limit up to a minute too soon; 75 would give that minute away."""
+    """Slurm sends its signal up to a minute early; a stop at once would waste that minute."""
     directory, codes, _ = played
     assert codes["told early"] == [0]
     assert codes["told in time"] == [75, 0]

@@ -1,4 +1,4 @@
-"""Which rank a process is, by the environments that launchers really leave."""
+"""The rank of a process, from environment variables as real launchers set them."""
 
 import pytest
 
@@ -33,13 +33,13 @@ def test_a_process_by_itself_is_the_only_rank():
 
 
 def test_tasks_that_have_nothing_in_common_are_alone():
-    """A sweep here, started in one task of a step; torchrun in a job of it has its own ranks."""
+    """Jobs of a local sweep inside a Slurm step ignore the step's ranks, but not torchrun's."""
     assert world.of(STEP | {"FORGE_RANKS": "1"}) == RankInfo()
     assert world.of(STEP | TORCHRUN | {"FORGE_RANKS": "1"}).rank == 3
 
 
 def test_what_torchrun_says_is_taken_as_it_is():
-    """Under srun, too: there the task of the step is the agent, and no rank."""
+    """Under srun, too: there the task of the step is torchrun's agent, and not a rank."""
     expected = RankInfo(3, 4, 1, 2, "host", 29500)
     assert world.of(TORCHRUN) == world.of(STEP | TORCHRUN) == expected
     assert world.of(expected.variables()) == expected
@@ -53,7 +53,7 @@ def test_a_task_of_a_slurm_step_is_a_rank():
 
 
 def test_each_start_has_a_port_of_its_own():
-    """Of the last one connections may linger, and other jobs run on the same node."""
+    """Connections of the last start can linger, and other jobs can run on the same node."""
     changes = [{}, {"SLURM_STEP_ID": "1"}, {"SLURM_RESTART_COUNT": "1"}, {"SLURM_JOB_ID": "18"}]
     assert len({world.of(STEP | change).port for change in changes}) == 4
     others = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
@@ -65,7 +65,7 @@ def test_each_start_has_a_port_of_its_own():
     [("no-such-n[08-11,20]", "no-such-n08"), ("no-such-a,b", "no-such-a"), ("x[3]-y", "x3-y")],
 )
 def test_the_first_node_of_a_list_is_where_they_meet(nodes, host):
-    """Where its name says nothing to the network, it is where srun was called."""
+    """If the node's name cannot be resolved, the address is that of srun's node."""
     given = STEP | {"SLURM_STEP_NODELIST": nodes}
     assert world.of(given).address == host
     assert world.of(given | {"SLURM_LAUNCH_NODE_IPADDR": "10.0.0.8"}).address == "10.0.0.8"
@@ -87,7 +87,7 @@ def test_the_first_node_of_a_list_is_where_they_meet(nodes, host):
     ],
 )
 def test_an_environment_that_contradicts_itself_is_refused(environment, said):
-    """Two rank 0 would write the same files."""
+    """Otherwise two processes would be rank 0, and write the same files."""
     with pytest.raises(ConfigError, match=said):
         world.of(environment)
 

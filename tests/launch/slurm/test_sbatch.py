@@ -1,4 +1,4 @@
-"""What is submitted, looked at before it is."""
+"""The batch scripts that the launcher would submit, compared without submitting them."""
 
 import math
 import shlex
@@ -44,9 +44,9 @@ THEIRS = {
     "setup": ["module load cuda", "echo 'a  b' ${HOME} \\"],
 }
 NEWER = {"python": "python3 -O", "srun_args": ["--label"], "use_srun": True}
-"""Of version 1.4; forge has them beside an older one, too."""
+"""Keys of version 1.4 of the submitit launcher; forge accepts them with older versions, too."""
 THEIR_KEYS = {one.name for one in fields(SlurmQueueConf)} - {"_target_"}
-"""Whichever version is installed: there is a value for every key of it."""
+"""The keys of the installed version; THEIRS and NEWER have a value for each of them."""
 
 
 def script_of(given, count=1, **group) -> str:
@@ -62,7 +62,7 @@ def header(script) -> dict[str, str]:
 
 
 def test_every_key_of_hydra_submitit_launcher_means_the_same():
-    """One word of a config changes, and nothing of what is submitted but forge's own options."""
+    """Users change only the launcher's name: the options of sbatch are submitit's, but for forge's."""
     assert set(THEIRS) <= THEIR_KEYS <= set(THEIRS) | set(NEWER)
     executor = submitit.AutoExecutor("/logs/%j", cluster="slurm", slurm_max_num_timeout=5)
     shared = ("timeout_min", "cpus_per_task", "gpus_per_node", "tasks_per_node", "mem_gb")
@@ -88,7 +88,7 @@ def test_every_key_of_hydra_submitit_launcher_means_the_same():
 
 
 def test_its_types_are_checked_in_whatever_version_is_installed():
-    """Text of digits is a partition's name; tasks_per_node may be null from 1.4 on."""
+    """An integer is accepted as a partition's name; tasks_per_node can be null from 1.4 on."""
     assert read({"partition": 2080, "mem_gb": 1.5}).partition == "2080"
     with pytest.raises(ConfigError, match="3 problems") as caught:
         read({"cpus_per_gpu": "four", "setup": "module load cuda", "use_srun": False})
@@ -101,7 +101,7 @@ def test_its_types_are_checked_in_whatever_version_is_installed():
 
 @pytest.mark.parametrize("key", THEIRS)
 def test_no_key_is_silently_without_effect(key):
-    """But those that say where to look, and those that the policy takes over."""
+    """Exceptions are the keys for the log folder, and those that the policy replaces."""
     alone = read({key: THEIRS[key]})
     assert getattr(alone, key) == THEIRS[key]
     elsewhere = ("submitit_folder", "signal_delay_s", "max_num_timeout", "array_parallelism")
@@ -112,7 +112,7 @@ def test_no_key_is_silently_without_effect(key):
 
 
 def test_a_jobs_own_options_replace_those_of_the_launcher():
-    """What is not set stays; values are checked as the launcher's are."""
+    """Options that the job does not set keep the launcher's value; both are checked alike."""
     own = {"timeout_min": 5, "mem_gb": 2, "additional_parameters": {"licenses": "a"}}
     found = read(THEIRS).of_job(Policy(slurm=own))
     assert (found.timeout_min, found.mem_gb, found.qos) == (5, 2, "high")
@@ -128,7 +128,7 @@ def test_a_jobs_own_options_replace_those_of_the_launcher():
 
 
 def test_signal_delay_and_timeouts_are_the_policy_s():
-    """Two names of one thing; a default gives way, a contradiction is reported."""
+    """If both names of an option are set, a default is replaced, a contradiction is an error."""
     from omegaconf import OmegaConf
 
     options = read({"signal_delay_s": 77, "max_num_timeout": 5})
@@ -149,14 +149,14 @@ def test_signal_delay_and_timeouts_are_the_policy_s():
 
 @pytest.mark.parametrize("key", list(slurm_options._OURS))
 def test_options_that_are_forge_s_own_are_refused(key):
-    """submitit lets them replace its own, silently."""
+    """In submitit such options silently replace the launcher's own."""
     for spelled in (key, key.replace("-", "_")):
         with pytest.raises(ConfigError, match=f"forge sets --{key} itself"):
             read({"additional_parameters": {spelled: "x"}})
 
 
 def test_all_problems_are_reported_at_once_with_the_nearest_key():
-    """Hydra would tell them one by one."""
+    """Hydra would report only the first of them."""
     given = {"partitoin": "low", "nodes": 0, "timeout_min": -1, "setup": "one", "wait": "maybe"}
     with pytest.raises(ConfigError, match="5 problems") as caught:
         read(given)
@@ -177,7 +177,7 @@ def test_jobs_with_the_same_options_are_one_array_and_long_ones_are_split():
 
 
 def test_a_job_without_a_policy_is_neither_signalled_nor_requeued():
-    """submitit's signal would kill it, with nobody there to hear it."""
+    """The signal would kill the job, since no handler is registered."""
     found = header(script_of({}, signal=None, is_requeued=False))
     assert "signal" not in found
     assert "requeue" not in found
@@ -185,7 +185,7 @@ def test_a_job_without_a_policy_is_neither_signalled_nor_requeued():
 
 
 def test_fractions_of_minutes_and_seconds_are_rounded_up():
-    """sbatch takes whole ones; less time than asked for would be a surprise."""
+    """sbatch accepts whole numbers only; a job must not get less time than configured."""
     found = header(script_of({"timeout_min": 10.5}, warning_s=30.2))
     assert (found["time"], found["signal"]) == ("11", f"USR2@{math.ceil(30.2)}")
 
@@ -199,12 +199,12 @@ def test_fractions_of_minutes_and_seconds_are_rounded_up():
     ],
 )
 def test_logs_lie_above_the_first_folder_of_a_single_job(given, folder):
-    """Slurm makes no folders, and whoever submits does not know the number yet."""
+    """Slurm creates no folders, and the job's number is not known before the submission."""
     assert log_folder(given, Path("/a/sweep")) == Path(folder)
 
 
 def test_a_percent_sign_in_the_path_is_none_of_slurm_s():
-    """`%j` in the name of a sweep's directory is just its name."""
+    """A `%j` in the name of a sweep's directory must not be replaced by the job's number."""
     folder = log_folder("/a/100%j it's/.submitit/%j", Path("/a/100%j it's"))
     one = Batch(OptionGroup(read({}), None, 0.0, False), [0, 1], folder, Path("/jobs.bundle"))
     (output,) = shlex.split(header(one.script)["output"])

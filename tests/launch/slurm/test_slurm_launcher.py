@@ -1,4 +1,4 @@
-"""`hydra/launcher=slurm` from the submitting side: what it refuses, how it waits, what it finds."""
+"""The Slurm launcher in the submitting process: its errors, its waits, and the results."""
 
 import contextlib
 import signal
@@ -62,7 +62,7 @@ def queued(cluster):
 
 
 def test_a_launcher_is_not_needed_and_its_next_start_finds_the_jobs(app):
-    """Killed, interrupted, or not waiting at all: the jobs go on, and none is submitted twice."""
+    """The jobs continue without their launcher, and its next start submits no job twice."""
     overrides = ["kind=a,b", "hydra.launcher.timeout_min=5"]
     first = app.start(*overrides)
     for kind in "ab":
@@ -99,7 +99,7 @@ def test_a_launcher_is_not_needed_and_its_next_start_finds_the_jobs(app):
 
 
 def test_a_lead_in_the_launcher_s_own_words_is_no_changed_config(cluster, tmp_path):
-    """And it is all that has to be set: the forced exit follows it."""
+    """`signal_delay_s` of the launcher is enough: `shutdown.timeout_s` is derived from it."""
     conf = BARE_CONF + SHORT
     with contextlib.closing(SlurmApp(cluster, tmp_path / "app", conf=conf, misbehave=HOLDS)) as app:
         command = ["hydra.launcher.signal_delay_s=30", "hydra.launcher.timeout_min=5"]
@@ -119,18 +119,18 @@ def test_a_lead_in_the_launcher_s_own_words_is_no_changed_config(cluster, tmp_pa
 
 
 def test_a_pending_job_that_is_cancelled_is_reported(app):
-    """Its wrapper never ran, so nobody but Slurm can say so; and Slurm's accounting is off."""
+    """The job's wrapper never ran, so only Slurm knows the end; Slurm's accounting is off."""
     held = app.start("+hydra.launcher.additional_parameters.hold=true")
     held.wait_for(lambda: len(queued(app.cluster)) == 1, "submission")
     held.wait_for(lambda: "Submitted 1 of 1" in held.output, "submission")
     app.cluster.run("scancel", *queued(app.cluster))
     assert held.wait() == 1
     assert "job 0: stopped: cancelled\n" in held.output
-    assert "1 stopped ·" in held.output  # and waits for nothing any more
+    assert "1 stopped ·" in held.output  # and the launcher does not wait any more
 
 
 def test_slurm_weird_dir(cluster, tmp_path):
-    """Spaces, quotes, and what Slurm takes for a job's number; as submitit's test of this name."""
+    """The path has spaces, quotes and Slurm's `%j`, as in submitit's test of the same name."""
     folder = tmp_path / 'it\'s 100%j of "a" $HOME'
     with contextlib.closing(SlurmApp(cluster, folder, WAITS, BARE_CONF)) as app:
         (app.gates / "go").touch()
@@ -168,7 +168,7 @@ def test_jobs_with_other_limits_are_other_arrays(app):
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_runs(app, override, said):
-    """Each of them would have cost a night in the queue."""
+    """Without the check, each mistake would show only after the wait in the queue."""
     done = app.run("kind=a,b", override)
     assert done.returncode == 78, done.stdout
     assert said in done.stdout
@@ -176,7 +176,7 @@ def test_what_cannot_work_is_refused_before_anything_runs(app, override, said):
 
 
 def test_a_controller_that_does_not_answer_is_waited_for(tmp_path):
-    """It is restarted, say, while the job ends; the wrapper waits for it, and then decides."""
+    """If slurmctld is restarting while the job ends, the wrapper waits for it, and then decides."""
     problem = missing()
     if problem:
         pytest.skip(problem)
@@ -193,7 +193,7 @@ def test_a_controller_that_does_not_answer_is_waited_for(tmp_path):
                 processes.send(pid, signal.SIGUSR1)
             sweep.wait_for(lambda: _asks(wrapper), "question", PATIENCE_S)
             assert (read_json(forge_dir(job.directory) / REPORT) or {})["code"] == 75
-            # Longer than it takes; but after 10 s Slurm's own daemons lose a minute, too.
+            # Longer than the call takes; but after 10 s Slurm's own daemons lose a minute, too.
             signal.sigtimedwait([], 3)
             assert _asks(wrapper)
             assert job.state["state"] == "running"

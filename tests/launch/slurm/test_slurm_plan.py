@@ -1,4 +1,4 @@
-"""What is submitted, shown without submitting it: `forge plan`. No cluster is needed."""
+"""`forge plan` prints what would be submitted, without a cluster."""
 
 import os
 import subprocess
@@ -33,7 +33,7 @@ def app(tmp_path):
 
 
 def run(app, *command, **environment):
-    """On a machine that belongs to no cluster; without the file Slurm would look for a minute."""
+    """Run a command without a cluster; without the empty file Slurm would search for a minute."""
     (app.folder / "none.conf").touch()
     return subprocess.run(
         [sys.executable, *command],
@@ -51,7 +51,7 @@ def plan(app, *overrides):
 
 
 def test_the_plan_has_the_script_the_signals_and_every_job(app):
-    """Three jobs, two of them alike for sbatch: two arrays, the second of one job."""
+    """Three jobs, of which two have the same sbatch options, are two arrays."""
     done = plan(
         app,
         "resilience.slurm.timeout_min=10,20",
@@ -79,7 +79,7 @@ def test_the_plan_has_the_script_the_signals_and_every_job(app):
 
 
 def test_jobs_that_are_alike_are_one_array(app):
-    """One call of sbatch for all of them."""
+    """One call of sbatch submits all of them."""
     done = plan(app, "lr=1,2,3", "hydra.launcher.array_parallelism=2")
     assert done.stdout.count("#!/bin/bash") == 1
     assert "#SBATCH --array=0-2%2\n" in done.stdout
@@ -87,7 +87,7 @@ def test_jobs_that_are_alike_are_one_array(app):
 
 @pytest.mark.parametrize("section", ["", "resilience: {enabled: false}\n"])
 def test_a_job_without_a_policy_is_requeued_as_the_site_has_it_and_gets_no_signal(app, section):
-    """Nobody in it would know what the signal means; it would die of it."""
+    """Such a job has no signal handlers, so the signal would kill it."""
     (app.folder / "conf.yaml").write_text(f"{section}lr: 1\n")
     done = plan(app, "lr=1")
     assert "#SBATCH --time=60\n" in done.stdout
@@ -99,7 +99,7 @@ def test_a_job_without_a_policy_is_requeued_as_the_site_has_it_and_gets_no_signa
 
 
 def test_a_plan_is_refused_as_the_sweep_would_be(app):
-    """With the same words, and the same code."""
+    """The message and the exit code are those of the sweep."""
     done = plan(app, "hydra.launcher.timeout_min=2")
     assert done.returncode == 78
     said = "`resilience.signal.warning_s=120` is not below the time limit of 120 s"
@@ -110,7 +110,7 @@ def test_a_plan_is_refused_as_the_sweep_would_be(app):
 
 
 def test_without_m_nothing_is_trained_on_the_login_node(app):
-    """Hydra would ignore the launcher, and run main here."""
+    """Without -m Hydra would ignore the launcher, and run main in this process."""
     done = run(app, "train.py", "hydra/launcher=slurm", "lr=3")
     assert done.returncode == 78
     assert "python train.py -m hydra/launcher=slurm lr=3" in done.stdout + done.stderr
@@ -118,7 +118,7 @@ def test_without_m_nothing_is_trained_on_the_login_node(app):
 
 
 def test_a_sweeper_that_needs_values_has_to_wait(app):
-    """It would be handed None, and choose by that."""
+    """A launcher that does not wait returns None, from which the sweeper cannot choose."""
     plugin = app.folder / "hydra_plugins" / "fussy.py"
     plugin.parent.mkdir()
     text = "from hydra._internal.core_plugins.basic_sweeper import BasicSweeper\n"
@@ -137,7 +137,7 @@ def test_a_sweeper_that_needs_values_has_to_wait(app):
 
 
 def test_a_cluster_that_does_not_answer_is_told_at_the_submission(app):
-    """What sbatch says, and where the script is."""
+    """The error quotes sbatch, and names the folder of the batch script."""
     done = run(app, "train.py", "-m", "hydra/launcher=slurm", f"hydra.sweep.dir={app.sweep_dir}")
     assert done.returncode == 78
     assert "sbatch" in done.stdout + done.stderr
@@ -158,13 +158,13 @@ def test_a_cluster_that_does_not_answer_is_told_at_the_submission(app):
     ],
 )
 def test_the_plan_is_the_app_s_own_command(given, expected):
-    """It cannot differ from what would be submitted."""
+    """`forge plan` runs the script itself, so the plan cannot differ from the submission."""
     assert command_of(given) == [sys.executable, *expected]
 
 
 @pytest.mark.parametrize("arguments", [["plan"], ["plan", "-m"], ["plan", "nowhere.py"]])
 def test_a_plan_of_no_script_shows_the_usage(arguments, app):
-    """And ends with 2, as argparse does."""
+    """The exit code is 2, like argparse's."""
     done = run(app, "-m", "forge.cli.main", *arguments)
     assert done.returncode == 2
     assert "usage: forge " in done.stderr
@@ -195,7 +195,7 @@ def test_an_answer_that_was_never_heard_is_found_in_the_queue(tmp_path):
 
 
 def test_a_machine_without_sbatch_submits_nothing_and_says_where_to_submit(app):
-    """The launcher must not write a batch script and advise to submit it "later" from here."""
+    """The launcher must not suggest to submit its batch script later on this machine."""
     sweep = ("-m", "hydra/launcher=slurm", f"hydra.sweep.dir={app.sweep_dir}")
     done = run(app, "train.py", *sweep, PATH=str(app.folder))
     assert done.returncode == 78
