@@ -7,7 +7,7 @@ from forge.job.preallocated_file import write_padded
 
 
 def test_on_a_full_disk_a_file_is_written_in_its_place(tmp_path, monkeypatch):
-    """A file that is long enough is overwritten; otherwise it stays, and the caller gets an error."""
+    """A file of sufficient length is overwritten; otherwise the caller gets an error."""
 
     def full(*_, **__):
         raise OSError(28, "no space")

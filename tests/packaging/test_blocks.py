@@ -335,7 +335,7 @@ def test_every_command_runs_as_it_stands(cluster, monkeypatch, tmp_path):
     for name in WHOLE:
         (tmp_path / name).write_text(whole_script(name))
     lines = [line for line in commands() if not line.startswith(NOT_RUN)]
-    lines.sort(key=lambda line: line != "python train.py")  # creates the outputs that the other commands read
+    lines.sort(key=lambda line: line != "python train.py")  # first, since others read its output
     assert len(lines) >= 6
     for line in lines:
         (job, *_) = sorted(tmp_path.glob("outputs/*/*")) or [None]

@@ -1,13 +1,13 @@
-"""Thirty one-line defects, spread over the layers: which of them do the tests catch?
+"""Plants thirty one-line defects, spread over the layers, and prints which tests catch them.
 
-    python tests/proofs/planted.py                    all of them
-    python tests/proofs/planted.py retention requeue  those whose name holds one of the words
-    python tests/proofs/planted.py --list             whether each still finds its line
+    python tests/proofs/planted.py                    all defects
+    python tests/proofs/planted.py retention requeue  defects whose names contain one of the words
+    python tests/proofs/planted.py --list             check that the line of each defect exists
 
-Each is made in a copy of the tree, where the tests run that are most likely to notice, then, if
-they do not, those of the whole folder. Tests of `make proofs` do not count: that what `make test`
-became faster by has cost it nothing is what this shows. Prints a row for each; ends with 1 where
-one was missed.
+Each defect is made in a copy of the tree. The tests that are most likely to fail run first; if they
+pass, the tests of the whole folder follow. Tests of `make proofs` do not count, since the purpose
+is to show that `make test` is sufficient. Prints a row for each defect; exits with 1 if a defect
+was missed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Defect(NamedTuple):
-    """A line of forge, and what somebody might make of it."""
+    """A line of forge, and a plausible wrong version of it."""
 
     name: str
     file: str
@@ -35,11 +35,11 @@ class Defect(NamedTuple):
     new: str
     why: str
     tests: str
-    """Likely to notice; what lies in the same folders is asked next."""
+    """The tests most likely to fail; all tests of their folders run next."""
 
 
 DEFECTS = [
-    # -- files, words --------------------------------------------------------------------------
+    # -- files ---------------------------------------------------------------------------------
     Defect(
         "atomic_sync",
         "filesystem/files.py",
@@ -291,7 +291,7 @@ DEFECTS = [
 
 
 def anchored(defect: Defect, root: Path) -> str:
-    """The file with the defect in it."""
+    """The text of the file, with the defect."""
     path = root / "forge" / defect.file
     text = path.read_text() if path.exists() else ""
     assert text.count(defect.old) == 1, (
@@ -302,9 +302,9 @@ def anchored(defect: Defect, root: Path) -> str:
 
 
 def run(paths: list[str], tree: Path, folder: Path, left_out: list[str]) -> str:
-    """The first test that fails, of those that `make test` runs; empty where none does."""
+    """The first test of `make test` that fails; empty if all pass."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--tb=no"]
-    if "proofs:" in (tree / "pyproject.toml").read_text():  # an older tree has none
+    if "proofs:" in (tree / "pyproject.toml").read_text():  # an older tree has no such marker
         command += ["-m", "not proofs"]
     command += ["--basetemp", str(folder / "tmp"), *paths]
     command += [f"--deselect={one}" for one in left_out]
@@ -316,10 +316,10 @@ def run(paths: list[str], tree: Path, folder: Path, left_out: list[str]) -> str:
 
 
 def catch(defect: Defect, root: Path, keep: list[str]) -> str:
-    """The test that notices, and passes without the defect; empty where none does."""
+    """A test that fails with the defect and passes without it; empty if there is none."""
     with tempfile.TemporaryDirectory(prefix="forge-planted-") as name:
         folder = Path(name)
-        folder.chmod(0o755)  # some tests play another user
+        folder.chmod(0o755)  # some tests act as another user
         tree = folder / "tree"
         for file in keep:
             (tree / file).parent.mkdir(parents=True, exist_ok=True)
@@ -335,7 +335,7 @@ def catch(defect: Defect, root: Path, keep: list[str]) -> str:
                 path.write_text(good)
                 if not run([caught], tree, folder, []):
                     return caught
-                left_out.append(caught)  # it fails by itself
+                left_out.append(caught)  # it fails without the defect, too
                 path.write_text(bad)
     return ""
 

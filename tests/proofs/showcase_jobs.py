@@ -1,4 +1,4 @@
-"""The eight jobs of `showcase.py`: what is done to each, what has to become of it, what did."""
+"""The eight jobs of `showcase.py`: their disturbances, the expected ends, and the actual ends."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ CASES = (
     Case("cancelled", node="n1"),
 )
 OPTIONS = {"partition": "partition", "nodelist": "node", "timeout_min": "minutes"}
-"""A key of `resilience.slurm` -> the field of a case that it gets its value from."""
+"""A key of `resilience.slurm` -> the field of a case with its value."""
 
 
 class Stop(NamedTuple):
@@ -59,22 +59,22 @@ class Stop(NamedTuple):
     is_cooperative: bool
     """Whether the training process stopped by itself, having saved."""
     repeated: int
-    """Steps it had completed that the next one did again."""
+    """Steps that the attempt had completed, and the next one repeated."""
 
 
 @dataclass
 class Facts:
-    """What became of a job, as Slurm, its wrapper and its training tell it."""
+    """The end of a job, as recorded by Slurm, its wrapper and its training."""
 
     shown: dict[str, str]
     attempts: int
-    """Tasks that were started."""
+    """Number of tasks that were started."""
     by_us: int
     """Requeues by the job's wrapper."""
     counts: dict[str, int]
     stops: list[Stop]
     digest: str
-    """sha256 of the bits of its weights; empty where there are none."""
+    """sha256 of the bits of the job's weights; empty if there are no weights."""
     metrics: dict[int, dict[str, float]]
 
     @property
@@ -91,9 +91,9 @@ class Job(SlurmJob):
     number: int
     directory: Path
     blows: list[tuple[str, int]] = field(default_factory=list)
-    """What was done to it, and after how many steps."""
+    """(kind of the disturbance, number of steps before it)."""
     shown_last: dict[str, str] = field(default_factory=dict)
-    """What Slurm said of it once it had ended: it forgets."""
+    """Slurm's record of the job after its end, kept since Slurm deletes it."""
 
     @property
     def case(self) -> Case:
@@ -105,21 +105,21 @@ class Job(SlurmJob):
         return (progress.attempt, progress.step) if progress else (0, 0)
 
     def poll(self) -> None:
-        """Keep what Slurm says once nothing more can come."""
+        """Keep Slurm's record once the job has ended."""
         if not self.shown_last and self.state.get("state") in ("finished", "stopped", "failed"):
             shown = self.shown
             if shown["JobState"] in ENDED:
                 self.shown_last = shown
 
     def is_suspended(self) -> bool:
-        """Whether its task stands still; False where there is none."""
+        """Whether the job's task is suspended; False if there is no task."""
         try:
             return processes.is_suspended(self.task)
         except (StopIteration, OSError):
             return False
 
     def saving(self) -> str:
-        """The checkpoint that is being written now."""
+        """Name of the checkpoint that is being written; empty if there is none."""
         try:
             found = (self.directory / "checkpoints").glob(".work_*/step_*")
             return next((path.name for path in found), "")
@@ -127,12 +127,12 @@ class Job(SlurmJob):
             return ""
 
     def stop_events(self) -> list[dict[str, Any]]:
-        """What its training says of each time that it stopped by itself."""
+        """The `stop` events in the ledger of the job's training."""
         attempts = ledger.read(self.directory).attempts
         return [event for one in attempts for event in one.events if event["kind"] == "stop"]
 
     def facts(self) -> Facts:
-        """Everything, at the end."""
+        """Collect the facts, at the end of the job."""
         told = [one["kind"] for one in self.told]
         history = ledger.read(self.directory)
         return Facts(
@@ -147,7 +147,7 @@ class Job(SlurmJob):
 
 
 def stops(attempts: list[ledger.AttemptLog]) -> list[Stop]:
-    """What the starts that followed tell of every stop."""
+    """The stops, derived from each attempt and the start of the next one."""
     found = []
     begun = [one for one in attempts if any(event["kind"] == "start" for event in one.events)]
     for one, two in itertools.pairwise(begun):
@@ -169,13 +169,13 @@ def _digest(path: Path) -> str:
 
 
 def problems_of(case: Case, facts: Facts, undisturbed: Facts | None, num_urgent: int) -> list[str]:
-    """Everything that is not as it has to be.
+    """All differences from the expected end.
 
     Args:
-        case: The job's.
-        facts: What became of it.
-        undisturbed: The same training, which nobody disturbed; None for a job that is cancelled.
-        num_urgent: How many urgent jobs came to its node while it trained.
+        case: The job's case.
+        facts: The actual end of the job.
+        undisturbed: The same training without disturbances; None for a job that is cancelled.
+        num_urgent: Number of urgent jobs that were started on the job's node while it trained.
     """
     found: list[str] = []
 
@@ -191,7 +191,7 @@ def problems_of(case: Case, facts: Facts, undisturbed: Facts | None, num_urgent:
         expect("bits of weights", facts.digest, undisturbed.digest)
         if facts.metrics != undisturbed.metrics:
             found.append("other losses were logged")
-    # Each way to be requeued has one owner, and a blow leads to one requeue.
+    # Each kind of requeue has one owner, and a disturbance causes one requeue.
     is_killed, is_limited = case.fate == "killed", case.fate == "time limit"
     if is_limited:
         if not facts.restarts:
@@ -213,7 +213,7 @@ def problems_of(case: Case, facts: Facts, undisturbed: Facts | None, num_urgent:
 
 
 def row(job: Job, facts: Facts, undisturbed: Facts | None) -> list[str]:
-    """A line of the table."""
+    """A row of the table."""
     case = job.case
     options = f"seed={job.number} {case.partition}, {case.node}, {case.minutes} min"
     by_slurm = facts.restarts - facts.by_us
@@ -256,7 +256,7 @@ def summary(facts: list[Facts]) -> str:
 
 
 def table(rows: list[list[str]], header: Sequence[str] = HEADER) -> str:
-    """Columns as wide as they have to be."""
+    """The table as text, with aligned columns."""
     lines = [list(header), *rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
     padded = (
@@ -267,7 +267,7 @@ def table(rows: list[list[str]], header: Sequence[str] = HEADER) -> str:
 
 
 def jobs_of(sweep: Path, cluster: Cluster | None) -> dict[int, Job]:
-    """The jobs of a sweep by their seeds, as far as they are there."""
+    """The jobs of a sweep that exist so far, by their seeds."""
     found = {}
     for path in sweep.glob("*/.forge/plan.json"):
         overrides = (read_json(path) or {}).get("overrides", [])

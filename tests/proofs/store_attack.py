@@ -1,9 +1,9 @@
-"""What anybody on the machine can do to a training of several ranks, by the ports that it opens.
+"""Attacks by another user of the machine on the ports that a training of several ranks opens.
 
     sudo python tests/proofs/store_attack.py [attack ...]
 
-plays the trainer and a second user (so it needs root), and prints what each attack has led to. The
-second user finds the ports in /proc/net/tcp, and asks the store for its keys.
+acts as the trainer and as a second user (so it needs root), and prints the result of each attack.
+The second user finds the ports in /proc/net/tcp, and reads the keys of the store.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _FAILED = {"error": "a disk that nobody has", "code": 0, "weight": 3}
 
 
 def listeners(owns: Callable[[int, str], bool]) -> list[tuple[str, int]]:
-    """(address in hex, port) of the sockets that listen.
+    """(address in hex, port) of listening sockets.
 
     Args:
-        owns: Whether a socket of this user, with this inode, is of interest.
+        owns: Whether to include a socket, given its user and inode.
     """
     found = []
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
@@ -52,18 +52,18 @@ def listeners(owns: Callable[[int, str], bool]) -> list[tuple[str, int]]:
 
 
 def listeners_of(pids: Iterable[int]) -> list[tuple[str, int]]:
-    """Those of processes of this user."""
+    """(address in hex, port) of the listening sockets of these processes."""
     links = [os.readlink(one) for pid in pids for one in Path(f"/proc/{pid}/fd").iterdir()]
     inodes = {one[8:-1] for one in links if one.startswith("socket:[")}
     return listeners(lambda uid, inode: inode in inodes)
 
 
 _PING = struct.Struct("<BIBI")
-"""What a client of torch's store says first; the store answers with the last number."""
+"""The first message of a client to torch's store, which replies with the message's last number."""
 
 
 def is_store(port: int) -> bool:
-    """Whether torch's store listens there: to anything else its client would wait for long."""
+    """Whether torch's store listens on a port; with another server its client would hang."""
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 2) as found:
         found.sendall(_PING.pack(0, 0x3C85F7CE, 13, 7))
         return found.recv(4) == struct.pack("<I", 7)
@@ -71,7 +71,7 @@ def is_store(port: int) -> bool:
 
 
 def store_at(ports: Iterable[int]) -> Any:
-    """The store in which the ranks agree."""
+    """The store that the ranks use to agree."""
     for port in filter(is_store, ports):
         found = vars(dist)["TCPStore"](
             "127.0.0.1",
@@ -86,22 +86,22 @@ def store_at(ports: Iterable[int]) -> Any:
 
 
 def finish(store: Any) -> None:
-    """A call of `run.finish` that no rank has made."""
+    """Forge the proposal of a call of `run.finish`."""
     store.compare_set("round/0", "", json.dumps(_FINISH, sort_keys=True))
 
 
 def garbage(store: Any) -> None:
-    """What is no message."""
+    """Write a value that is not a valid message."""
     store.set("round/0", "garbage")
 
 
 def limit(store: Any) -> None:
-    """An answer in the name of rank 1: it would count from a boundary that never comes."""
+    """Forge rank 1's answer, with a boundary that is never reached."""
     store.set("limit/0/1", "1000000000 -1")
 
 
 def given(store: Any) -> None:
-    """A result in the name of rank 1, once rank 0 waits for it: it fails, and ends with code 0."""
+    """Forge rank 1's value once rank 0 waits for it: a failure with exit code 0."""
 
     def slots() -> set[str]:
         keys = set(store.list_keys())
@@ -119,7 +119,7 @@ ATTACKS: dict[str, tuple[Callable[[Any], None], bool]] = {
     "limit": (limit, True),
     "given": (given, True),
 }
-"""Name -> the attack, and whether rank 1 is suspended meanwhile: it would overwrite its slot."""
+"""Name -> the attack, and whether rank 1 is suspended, since it would overwrite the forged key."""
 
 
 # -- two users ---------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ CODE = "import sys; sys.path[:0] = sys.argv[1].split(':'); import store_attack a
 
 
 def play(name: str) -> None:
-    """Be the attacker, once told to."""
+    """Act as the attacker, once a line arrives on stdin."""
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     sys.stdin.readline()
@@ -139,7 +139,7 @@ def play(name: str) -> None:
 
 
 def run(name: str, folder: Path) -> None:
-    """Let the victim train, the attacker attack, and print what became of it."""
+    """Start the victim's ranks, run the attack, and print the exit codes and messages."""
     port = str(world.free_port())
     environment = os.environ | {"PYTHONPATH": ":".join(sys.path), "HOME": str(folder)}
     environment |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
@@ -174,7 +174,7 @@ def run(name: str, folder: Path) -> None:
 
 
 def attack(name: str, ranks: list[Any], folder: Path, environment: dict[str, str]) -> None:
-    """While both ranks are in a step; then they go on."""
+    """Run the attack while both ranks are in a step; then let them continue."""
     act = [sys.executable, "-c", CODE.format((name,)), ":".join(sys.path)]
     as_attacker: dict[str, Any] = {"user": ATTACKER, "group": ATTACKER, "extra_groups": []}
     is_suspended = ATTACKS[name][1]
@@ -205,12 +205,12 @@ def attack(name: str, ranks: list[Any], folder: Path, environment: dict[str, str
 
 
 def said(output: Path) -> list[str]:
-    """What forge has printed."""
+    """The messages of forge in an output file."""
     return [line for line in output.read_text().splitlines() if "forge: " in line]
 
 
 def main() -> None:
-    """Prints what each attack has led to."""
+    """Print the result of each attack."""
     if os.geteuid() != 0:
         sys.exit("needs root, to play two users")
     for name in sys.argv[1:] or ("no attack", *ATTACKS):

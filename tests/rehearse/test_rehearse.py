@@ -1,4 +1,4 @@
-"""`forge rehearse`: scripts that survive, that do not, and that cannot be rehearsed."""
+"""`forge rehearse` with scripts that resume exactly, that do not, and that cannot be rehearsed."""
 
 import os
 import re
@@ -30,7 +30,7 @@ with forge.Run({policy}, model=model) as run:
 # -- whole rehearsals --------------------------------------------------------------------------
 
 PATIENCE_S = 900
-"""Seconds for a whole rehearsal beside other tests: five starts of a script."""
+"""Seconds for a whole rehearsal (five starts of a script) while other tests run."""
 
 
 @pytest.mark.slow
@@ -39,7 +39,7 @@ PATIENCE_S = 900
     "name", ["flat/regression.py", pytest.param("flat/gpt.py", marks=pytest.mark.proofs)]
 )
 def test_a_script_that_registers_all_its_state_is_identical(rehearsed, name):
-    """Without Hydra and with it; one interrupted run is stopped once and killed once."""
+    """Scripts with and without Hydra; the interrupted run is stopped once and killed once."""
     (case,) = (case for case in CASES if case.command == name)
     assert rehearsed.run_command(case.argv, timeout_s=PATIENCE_S) == 0, rehearsed.output
     row = re.search(
@@ -55,7 +55,7 @@ def test_a_script_that_registers_all_its_state_is_identical(rehearsed, name):
 @pytest.mark.timeout(PATIENCE_S + 30)
 @pytest.mark.parametrize("name", ["flat/numpy_batches.py", "flat/semi_supervised.py"])
 def test_a_script_that_keeps_state_outside_is_caught(rehearsed, name):
-    """By the first step and the first leaf that differ, and the command that repeats it."""
+    """The output names the first step and leaf that differ, and a command that repeats the run."""
     (case,) = (case for case in CASES if case.command == name)
     assert rehearsed.run_command(case.argv, timeout_s=PATIENCE_S) == 1, rehearsed.output
     found = re.search(r"^  step (\d+): loss: float \S+ → float \S+$", rehearsed.output, re.M)
@@ -78,7 +78,7 @@ def test_a_script_that_keeps_state_outside_is_caught(rehearsed, name):
 
 
 def test_every_script_has_a_verdict_that_is_expected():
-    """One that nobody rehearses proves nothing."""
+    """A script that no case rehearses would test nothing."""
     known = {case.command.split()[0] for case in CASES} | {"planted/moments.py"}
     there = {str(path.relative_to(SCRIPTS)) for path in SCRIPTS.glob("*/*.py")}
     styles = {path.stem for path in SCRIPTS.glob("*.txt")}
@@ -104,7 +104,7 @@ with forge.Run({"checkpoint": {"every_steps": 2}}, model=model) as run:
 @pytest.mark.slow
 @pytest.mark.timeout(PATIENCE_S + 30)
 def test_of_a_script_that_thinks_in_epochs_what_it_forgets_is_named(rehearsed):
-    """The metric that it remembers, and no value that each epoch computes anew."""
+    """`best` is kept between epochs and is named; `value` is computed in each epoch and is not."""
     options = ("--times", "1", "--seed", "5")
     assert rehearsed.run(HEADER + EPOCHS, options=options) == 1, rehearsed.output
     assert re.search(r"^  step \d+: best: float", rehearsed.output, re.M)
@@ -120,7 +120,7 @@ def test_of_a_script_that_thinks_in_epochs_what_it_forgets_is_named(rehearsed):
 
 
 def test_two_uninterrupted_runs_that_differ_are_not_blamed_on_a_resume(rehearsed):
-    """A generator that nobody seeded is no fault of a resume."""
+    """With an unseeded random generator the runs differ even without a resume."""
     script = HEADER + "model.weight.data += random.random()\n" + LOOP.format(policy="None")
     assert rehearsed.run(script) == 1, rehearsed.output
     assert "Two uninterrupted runs differ" in rehearsed.output
@@ -130,7 +130,7 @@ def test_two_uninterrupted_runs_that_differ_are_not_blamed_on_a_resume(rehearsed
 
 
 def test_a_script_that_fails_uninterrupted_shows_its_last_lines(rehearsed):
-    """There is nothing to compare: 3."""
+    """There is nothing to compare, so the exit code is 3."""
     assert rehearsed.run("print('reading')\nraise ValueError('no such data')") == NO_VERDICT
     assert (
         "Without any interruption, the script exited with code 1. Last lines of "
@@ -141,13 +141,13 @@ def test_a_script_that_fails_uninterrupted_shows_its_last_lines(rehearsed):
 
 
 def test_a_script_without_a_run_is_an_error(rehearsed):
-    """Else nothing would be called identical to nothing."""
+    """Otherwise two runs without any state would be called identical."""
     assert rehearsed.run("print('done')") == NO_VERDICT
     assert "no forge.Run finished in it" in rehearsed.output
 
 
 def test_a_script_that_hangs_is_ended_with_all_it_started(rehearsed):
-    """A hang must not hold the rehearsal, nor leave a process."""
+    """A script that hangs must neither block the rehearsal nor leave a process behind."""
     script = "import subprocess, time\nsubprocess.Popen(['sleep', '600'], start_new_session=True)\n"
     script += "print('waits', flush=True)\ntime.sleep(600)"
     process = rehearsed.start(script, options=("--timeout-s", "2"))
@@ -159,7 +159,7 @@ def test_a_script_that_hangs_is_ended_with_all_it_started(rehearsed):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_whatever_ends_a_rehearsal_ends_the_script(rehearsed, number):
-    """It runs in a session of its own, which Ctrl+C in the terminal does not reach."""
+    """The script has its own session, which Ctrl+C in the terminal does not reach."""
     process = rehearsed.start("import time\nprint('waits', flush=True)\ntime.sleep(600)")
     log = rehearsed.runs / "uninterrupted_1" / "output.log"
     process.wait_for(lambda: log.exists() and "waits" in log.read_text(), "the script")
@@ -169,12 +169,12 @@ def test_whatever_ends_a_rehearsal_ends_the_script(rehearsed, number):
     assert code == (-9 if number == signal.SIGKILL else 130)
     assert log.exists()
     assert (f"The files of all runs are in {rehearsed.runs}" in rehearsed.output) == (code == 130)
-    while marked(rehearsed.runs):  # the kernel ends it an instant after a SIGKILL of its parent
+    while marked(rehearsed.runs):  # the kernel kills it shortly after a SIGKILL of its parent
         os.sched_yield()
 
 
 def test_an_interrupt_while_the_script_is_forked_is_heard(rehearsed):
-    """Python runs hooks there, and drops what they raise."""
+    """Python runs fork hooks there, and drops the exceptions that they raise."""
     hook = "os.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), signal.SIGINT))"
     main = "from forge.rehearse.command import main; sys.exit(main(sys.argv[1:]))"
     waits = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -192,7 +192,7 @@ def marked(runs: Path) -> list[int]:
 
 
 def test_a_sweep_is_refused(rehearsed):
-    """All its jobs would lie in one directory."""
+    """All jobs of the sweep would share one directory."""
     (rehearsed.folder / "train.yaml").write_text("defaults: [resilience: default, _self_]\nx: 1")
     script = (
         "import hydra\n@hydra.main(version_base=None, config_path='.', config_name='train')\n"
@@ -205,7 +205,7 @@ def test_a_sweep_is_refused(rehearsed):
 
 @pytest.mark.parametrize("arguments", [[], ["--"], ["--times", "0", "--", "true"], ["--x", "true"]])
 def test_what_is_no_command_is_refused(arguments, capsys):
-    """Before a directory is made."""
+    """The error comes before a directory is created."""
     with pytest.raises(SystemExit) as error:
         main(arguments)
     assert error.value.code == 2
@@ -213,14 +213,14 @@ def test_what_is_no_command_is_refused(arguments, capsys):
 
 
 def test_a_directory_that_is_there_is_refused(tmp_path, capsys):
-    """What an earlier rehearsal left would be resumed."""
+    """Otherwise the script would resume from the checkpoints of an earlier rehearsal."""
     with pytest.raises(SystemExit):
         main(["--directory", str(tmp_path), "--", "true"])
     assert f"--directory {tmp_path}: expected a new directory" in capsys.readouterr().err
 
 
 def test_a_command_that_does_not_exist_is_an_error(rehearsed):
-    """With the code of `forge exec` for it, before anything is made."""
+    """The exit code is that of `forge exec`, and no file is created."""
     assert rehearsed.run_command(["no-such-python", "train.py"]) == ExitCode.BAD_CONFIG
     assert "no-such-python: expected a program, found none" in rehearsed.output
     assert not rehearsed.runs.exists()
@@ -230,7 +230,7 @@ def test_a_command_that_does_not_exist_is_an_error(rehearsed):
 def test_runs_in_a_temporary_directory_are_kept_only_where_they_differ(
     code, tmp_path, monkeypatch, capsys
 ):
-    """Whoever is shown a difference wants to look at it; the rest would fill the disk."""
+    """Users need the runs to analyse a difference; other runs would fill the disk."""
     monkeypatch.setattr(verdicts.RehearsalVerdict, "rehearse", lambda self: code)
     monkeypatch.setattr(command.processes, "adopt_orphans", lambda: None)
     monkeypatch.setattr(command.signal, "signal", lambda *arguments: None)

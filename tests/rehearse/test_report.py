@@ -1,4 +1,4 @@
-"""What a rehearsal has seen besides whether runs are identical."""
+"""The report of a rehearsal on findings other than differences between runs."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ from forge.rehearse.surroundings import Surroundings
 
 
 def run_of(*events, state=None, hits=()):
-    """A run of an attempt for each list of events."""
+    """A run with one attempt for each list of events."""
     run = RehearsedRun("one", Path(), hits=list(hits), states={"checkpoints": state or {}})
     for number, own in enumerate(events, 1):
         first = {"kind": "run", "checkpoints": "checkpoints"}
@@ -38,7 +38,7 @@ SEEN = [start(), save(0.5), {"kind": "evaluated", "step": 1}]
 
 
 def test_repeated_steps_are_counted_after_stops_alone():
-    """A kill costs what was not saved; a stop that does saves too early."""
+    """Steps repeated after a kill are expected; after a stop they were not saved."""
     first = run_of(SEEN)
     hits = [hit("SIGTERM", 1, 7), hit("SIGKILL", 2, 9)]
     interrupted = run_of(SEEN, [start(5)], [start(5)], hits=hits)
@@ -58,7 +58,7 @@ def test_a_save_that_does_not_fit_into_a_stop_is_said():
 
 
 def test_a_process_that_is_left_and_files_elsewhere_are_named():
-    """Each once: every run does the same."""
+    """Each is listed once, although every run leaves the same."""
     first, other = run_of(SEEN), run_of(SEEN)
     first.left = other.left = ["sleep 600"]
     names = [f"{n}.csv" for n in range(10)]
@@ -85,7 +85,7 @@ def position(epoch):
     ],
 )
 def test_what_was_not_exercised_is_named(events, state, missing):
-    """Else "identical" would be read as more than it is."""
+    """Otherwise readers would take "identical" for more than was tested."""
     found = [
         line for line in report.lines(run_of(events, state=state), [], []) if "Not tested" in line
     ]
@@ -94,7 +94,7 @@ def test_what_was_not_exercised_is_named(events, state, missing):
 
 
 def test_files_that_a_script_writes_beside_its_own_are_found(tmp_path):
-    """New and changed ones; not those of the rehearsal, nor where others write anyway."""
+    """New and changed files count, except in the rehearsal's directory and in `.git`."""
     for name in ("old.csv", "kept.csv", "runs/1/log", ".git/index"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("a")
@@ -107,7 +107,7 @@ def test_files_that_a_script_writes_beside_its_own_are_found(tmp_path):
 
 
 def test_what_a_tolerance_lets_pass():
-    """Relative to the largest of a tensor; whole numbers are never near."""
+    """The tolerance is relative to a tensor's largest value; integers must be equal."""
     one, near = torch.tensor([1.0, 0.0]), torch.tensor([1.0, 0.005])
     assert are_near(one, near, 0.01)
     assert not are_near(one, near, 0.001)

@@ -1,4 +1,4 @@
-"""The parts of a rehearsal: the plan, strikes, and what is made of the runs."""
+"""The parts of a rehearsal: the plan, the injected signals, and the verdict on the runs."""
 
 import os
 import signal
@@ -23,19 +23,19 @@ from forge.training.loop import fault_injection
 
 
 def test_a_plan_is_a_stop_and_a_kill_and_the_same_for_the_same_seed():
-    """The command that is printed repeats it; two seeds in a row are two plans."""
+    """So the printed command repeats the run; consecutive seeds give different plans."""
     plans = [plan(40, seed) for seed in range(50)]
     assert plans == [plan(40, seed) for seed in range(50)]
     assert plans[0] != plans[1]
     for planned in plans:
         assert sorted(one.name == "SIGKILL" for one in planned) == [False, True]
-        assert 2 <= planned[0].count <= 41  # after a step at least
+        assert 2 <= planned[0].count <= 41  # after at least one step
         assert planned[1].count >= 1
         comes_to = planned[0].count - 1
         comes_to += planned[0].name != "SIGKILL" and planned[0].fraction > 0  # the step ends
         at = comes_to + planned[1].count - 1
-        assert at <= 40  # else it is never reached
-        assert at < 40 or planned[1].fraction == 0  # nor if the script ends first
+        assert at <= 40  # otherwise the boundary is never reached
+        assert at < 40 or planned[1].fraction == 0  # the script could end first
         assert all(0 <= one.fraction < 1 for one in planned)
     assert {one.name for planned in plans for one in planned} == {"SIGKILL", "SIGTERM", "SIGUSR1"}
     assert [len(plan(steps, 0)) for steps in (0, 1, 2)] == [0, 1, 2]
@@ -43,7 +43,7 @@ def test_a_plan_is_a_stop_and_a_kill_and_the_same_for_the_same_seed():
 
 @pytest.mark.parametrize("wanted", ["TERM,KILL", "KILL", "term,SIGHUP", "INT"])
 def test_a_plan_draws_from_the_signals_that_are_wanted(wanted):
-    """A script that is only ever killed needs no stop, and the other way round."""
+    """A user can test only kills, or only stops."""
     signals = signals_of(wanted)
     found = {one.name for seed in range(50) for one in plan(40, seed, signals)}
     assert found == set(signals)
@@ -66,7 +66,7 @@ def test_a_time_is_read_with_its_unit(text, seconds):
     ],
 )
 def test_an_option_that_cannot_be_understood_is_refused(option, text, expected, capsys):
-    """By its name, with what was expected."""
+    """The error names the option and the expected values."""
     with pytest.raises(SystemExit):
         main([option, text, "--", "true"])
     assert expected in " ".join(capsys.readouterr().err.split())
@@ -76,7 +76,7 @@ def test_an_option_that_cannot_be_understood_is_refused(option, text, expected, 
     ("name", "codes"), [("SIGKILL", {-9}), ("SIGTERM", {-15, 143, 75}), ("SIGUSR1", {-10, 75, 138})]
 )
 def test_only_a_code_of_its_own_tells_of_a_strike(name, codes):
-    """A script that fails as it is stopped is not started again as if nothing were wrong."""
+    """A script that fails during its stop must not be started again as if it had stopped."""
     strike = Strike(name, 1, 0.0)
     assert {code for code in range(-64, 256) if strike.ends_with(code)} == codes
     assert not strike.ends_with(None)
@@ -84,7 +84,7 @@ def test_only_a_code_of_its_own_tells_of_a_strike(name, codes):
 
 @pytest.fixture
 def hits(monkeypatch):
-    """Signals that the strike sends, instead of being hit."""
+    """Collects the signals instead of sending them to this process."""
     found = []
     monkeypatch.setattr(fault_injection, "_boundaries", [])
     monkeypatch.setattr(fault_injection.os, "kill", lambda pid, number: found.append((pid, number)))
@@ -92,7 +92,7 @@ def hits(monkeypatch):
 
 
 def test_a_strike_comes_once_at_its_boundary(hits, monkeypatch):
-    """Not again in the same process, nor in its children."""
+    """The signal is not sent again in the same process or its children."""
     monkeypatch.setenv("FORGE_STRIKE", "SIGTERM 3 0.0")
     found = [fault_injection.arrive() or len(hits) for _ in range(6)]
     assert found == [0, 0, 1, 1, 1, 1]
@@ -101,7 +101,7 @@ def test_a_strike_comes_once_at_its_boundary(hits, monkeypatch):
 
 
 def test_a_strike_within_a_step_comes_later(hits, monkeypatch):
-    """By a fraction of the step before it."""
+    """The delay is a fraction of the duration of the previous step."""
     monkeypatch.setenv("FORGE_STRIKE", "SIGKILL 2 0.5")
     monkeypatch.setattr(fault_injection.time, "monotonic", iter([0.0, 0.02]).__next__)
     fault_injection.arrive()
@@ -114,20 +114,20 @@ def test_a_strike_within_a_step_comes_later(hits, monkeypatch):
 
 
 def test_a_strike_within_a_step_comes_before_the_next_boundary_does(hits, monkeypatch):
-    """On a busy machine its thread is late, and the next strike of the plan was never reached."""
+    """Regression test: with a late timer thread, the next signal's boundary was never reached."""
     monkeypatch.setenv("FORGE_STRIKE", "SIGTERM 2 0.9")
     monkeypatch.setattr(fault_injection.time, "monotonic", iter([0.0, 3600.0]).__next__)
     found = [fault_injection.arrive() or len(hits) for _ in range(4)]
     assert found == [0, 0, 1, 1]
     for thread in threading.enumerate():
         if isinstance(thread, threading.Timer):
-            thread.function()  # as late as can be
+            thread.function()  # the latest possible moment
             thread.cancel()
     assert len(hits) == 1
 
 
 def test_nothing_happens_where_nobody_rehearses(hits, monkeypatch):
-    """The hook stands in every step of every training."""
+    """The hook is called in every step of every training."""
     monkeypatch.delenv("FORGE_STRIKE", raising=False)
     fault_injection.arrive()
     assert hits == []
@@ -136,7 +136,7 @@ def test_nothing_happens_where_nobody_rehearses(hits, monkeypatch):
 
 @pytest.mark.parametrize("configured", ["checkpoints", "/scratch/mine/checkpoints"])
 def test_a_rehearsed_job_lies_in_its_directory(configured, tmp_path, monkeypatch):
-    """An absolute directory is the true job's: it must neither be resumed from nor written to."""
+    """An absolute directory is that of the real job, which a rehearsal must not read or change."""
     monkeypatch.setenv(REHEARSAL, str(tmp_path))
     job, checkpoints = job_dir.current(configured)
     assert job == tmp_path
@@ -144,7 +144,7 @@ def test_a_rehearsed_job_lies_in_its_directory(configured, tmp_path, monkeypatch
 
 
 def test_a_stop_that_a_script_swallows_is_no_end(tmp_path):
-    """`except SystemExit: pass` ends with 0: what is compared must have finished."""
+    """`except SystemExit: pass` ends with 0, but only finished runs can be compared."""
     directory = tmp_path / "uninterrupted_1"
     one = Rehearsal([sys.executable, "-c", "pass"], tmp_path)
 
@@ -160,14 +160,14 @@ def test_a_stop_that_a_script_swallows_is_no_end(tmp_path):
 
 
 def test_a_hit_is_shown_with_the_run_that_it_hit_and_where_that_resumed():
-    """Steps of several runs would be mixed up; between two attempts others may have run."""
+    """A script can have several Runs, whose attempts alternate in the ledger."""
 
     def attempt(number, place, start):
         events = [{"kind": "run", "checkpoints": place}, {"kind": "start", "step": start}]
         return ledger.AttemptLog(number, events)
 
     run = RehearsedRun("one", Path(), hits=[("SIGKILL", ledger.Progress(2, 7, 0.0, None))])
-    assert run.trace() == "SIGKILL 7"  # nothing is known of it yet
+    assert run.trace() == "SIGKILL 7"  # no attempt has resumed yet
     run.history.attempts += [attempt(1, "c", 0), attempt(2, "c", 3), attempt(3, "c", 5)]
     assert run.trace() == "SIGKILL 7 → 5"
     run.history.attempts.insert(2, attempt(3, "d", 9))
@@ -181,7 +181,7 @@ def run_of(states, metrics):
 
 
 def test_the_first_difference_is_the_first_by_step():
-    """NaN is NaN, and 0 is not -0: bits are compared, not numbers."""
+    """Bits are compared and not numbers: NaN equals NaN, and 0 differs from -0."""
     one = run_of({}, {2: {"loss": nan, "b": 0.0}, 10: {"loss": 1.0}, 11: {"loss": 2.0}})
     other = run_of({}, {2: {"loss": nan, "b": -0.0}, 10: {"loss": 1.5}})
     found = [(key[0], key[2], what) for key, what in differing_values(one, other)]
@@ -194,7 +194,7 @@ def test_the_first_difference_is_the_first_by_step():
 
 
 def test_leaves_are_compared_in_the_checkpoints_of_every_run():
-    """A fold that one of them lacks is named."""
+    """A fold that one of the runs lacks is named."""
     one, other = run_of({"live": {"w": 1}}, {}), run_of({"live": {"w": 2}}, {})
     assert list(differing_leaves(one, other)) == [("live.w", "int 1 → int 2")]
     one.states["fold2"] = {"live": {}}
@@ -205,7 +205,7 @@ def test_leaves_are_compared_in_the_checkpoints_of_every_run():
 
 
 class Ended:
-    """A rehearsal whose runs have all ended alike, but for the seconds that they log."""
+    """A rehearsal whose runs are identical except for the seconds that they log."""
 
     command = ("python", "train.py")
     root = Path("nowhere")
@@ -223,7 +223,7 @@ class Ended:
 
 
 def test_what_is_measured_of_the_machine_is_left_out_by_name(capsys):
-    """Times differ in every run; a loss that does not is compared."""
+    """Times differ even between uninterrupted runs; the loss does not, and is compared."""
     hit = ("SIGKILL", ledger.Progress(1, 2, 0.0, None))
     assert RehearsalVerdict(Ended(hit), Wanted(times=2)).rehearse() == 0
     said = capsys.readouterr().out
@@ -232,13 +232,13 @@ def test_what_is_measured_of_the_machine_is_left_out_by_name(capsys):
 
 
 def test_runs_that_nothing_hit_are_not_called_identical(capsys):
-    """A policy may ignore the signals: then nothing was rehearsed."""
+    """If the policy ignores the signals, no resume was tested."""
     assert RehearsalVerdict(Ended(), Wanted(times=2)).rehearse() == NO_VERDICT
     assert "No run got a signal" in capsys.readouterr().out
 
 
 def test_where_time_is_short_there_are_fewer_disturbed_runs(capsys):
-    """Rather than none: an answer of one run is an answer; and it is said."""
+    """At least one interrupted run is made, and the output states the number."""
     hit = ("SIGKILL", ledger.Progress(1, 2, 0.0, None))
     ended = Ended(hit)
     assert RehearsalVerdict(ended, Wanted(times=3, within_s=1e-9)).rehearse() == 0
@@ -249,14 +249,14 @@ def test_where_time_is_short_there_are_fewer_disturbed_runs(capsys):
 
 
 def test_the_command_that_is_printed_has_the_options_that_matter():
-    """Else it would repeat another run."""
+    """Otherwise the command would repeat another run."""
     assert Wanted(times=9, within_s=60).options(4) == ["--times", "1", "--seed", "4"]
     wanted = Wanted(signals=["SIGHUP"], tolerance=0.01).options(4)
     assert wanted[4:] == ["--signals", "HUP", "--tolerance", "0.01"]
 
 
 def test_a_process_that_is_left_is_found(monkeypatch):
-    """By its command, once it has had its time to end."""
+    """The process is named by its command if it has not ended after some time."""
     monkeypatch.setattr(rehearsal, "_GRACE_S", 0.0)
     with started.Popen(["sleep", "600"]) as child:
         assert "sleep 600" in rehearsal._left()
@@ -265,6 +265,6 @@ def test_a_process_that_is_left_is_found(monkeypatch):
 
 
 def test_what_was_logged_last_is_no_leaf():
-    """A time that is logged differs in every run."""
+    """A logged time differs in every run."""
     one, other = run_of({"metrics": {"s": 1}}, {}), run_of({"metrics": {"s": 2}}, {})
     assert list(differing_leaves(one, other)) == []

@@ -1,4 +1,4 @@
-"""A stop on a disk that has no room for the save: a true process on a file system of 2 MiB."""
+"""A stop on a disk without room for the save: a real process on a file system of 2 MiB."""
 
 import json
 import subprocess
@@ -50,9 +50,9 @@ rm "$1/ballast"
 
 @pytest.mark.parametrize("left", [0, 16384], ids=["not a byte", "room for a verdict"])
 def test_a_stop_that_cannot_be_saved_ends_with_71_and_says_why(left, disk, tmp_path):
-    """With 143 it would look saved; the checkpoint before it is whole, and the next start uses it.
+    """Exit code 143 would mean a saved stop; the next start uses the checkpoint before it.
 
-    Only the step since then is done again: the final bits are those of an undisturbed run.
+    Only the steps since that checkpoint are repeated, with the bits of an undisturbed run.
     """
     command = ["unshare", "-m", "sh", "-c", ATTEMPTS, "sh", disk, sys.executable, JOB]
     done = subprocess.run(

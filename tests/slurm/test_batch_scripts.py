@@ -1,6 +1,6 @@
 """A batch script written by hand: its job is requeued once if it should be, and otherwise never.
 
-All jobs of a fixture run at once: what takes long is Slurm's pause after a requeue.
+All jobs of a fixture run at the same time, since Slurm's pause after a requeue takes long.
 """
 
 import pytest
@@ -19,7 +19,7 @@ def folder(cluster, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def usual(cluster, folder):
-    """The ends that are tested each time, all brought about."""
+    """Jobs with all the ends that are tested each time."""
     jobs = {
         "undisturbed": folder.submit("undisturbed", f"{RUN} holds=none", "--nodelist=n2"),
         "preempted": folder.submit("preempted", RUN, "--nodelist=n1"),
@@ -40,7 +40,7 @@ def usual(cluster, folder):
 
 
 def test_a_preempted_script_is_requeued_once_and_ends_with_the_same_bits(usual):
-    """Nothing but the training itself watches over it, and Slurm brings back what still runs."""
+    """There is no wrapper; Slurm requeues only a job that still runs after its preemption."""
     job = usual["preempted"]
     assert job.end() == ("COMPLETED", 1), job.output
     assert job.noted("result") == usual["undisturbed"].noted("result")
@@ -50,7 +50,7 @@ def test_a_preempted_script_is_requeued_once_and_ends_with_the_same_bits(usual):
 
 
 def test_a_script_at_its_limit_is_requeued_within_the_budget_of_time_limits(usual):
-    """The signal that announces the limit may be any that the policy makes a requeue of."""
+    """Any signal that the policy maps to `requeue` can announce the time limit."""
     job = usual["limit"]
     assert job.end() == ("COMPLETED", 1), job.output
     assert job.noted("result") == usual["undisturbed"].noted("result")
@@ -58,7 +58,7 @@ def test_a_script_at_its_limit_is_requeued_within_the_budget_of_time_limits(usua
 
 
 def test_a_script_that_is_cancelled_or_signalled_by_hand_is_not_requeued(usual):
-    """The signals are those of a preemption; a cancel may come while a preempted job saves."""
+    """A cancel sends the signals of a preemption, and can come while a preempted job saves."""
     cancelled, by_hand = usual["cancelled"], usual["by hand"]
     assert cancelled.end() == ("CANCELLED", 0), cancelled.output
     assert (

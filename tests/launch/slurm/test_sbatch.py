@@ -62,7 +62,7 @@ def header(script) -> dict[str, str]:
 
 
 def test_every_key_of_hydra_submitit_launcher_means_the_same():
-    """Users change only the launcher's name: the options of sbatch are submitit's, but for forge's."""
+    """Users change only the launcher's name; sbatch gets the same options, and forge's own."""
     assert set(THEIRS) <= THEIR_KEYS <= set(THEIRS) | set(NEWER)
     executor = submitit.AutoExecutor("/logs/%j", cluster="slurm", slurm_max_num_timeout=5)
     shared = ("timeout_min", "cpus_per_task", "gpus_per_node", "tasks_per_node", "mem_gb")

@@ -1,4 +1,4 @@
-"""Ways to break what forge promises: each has to make the suite fail, or it would check nothing."""
+"""Patches that each break a guarantee of forge; the suite has to fail with each of them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from forge.filesystem import durable
 
 
 def _nothing() -> None:
-    """Forge as it is."""
+    """Leave forge unchanged."""
 
 
 def _no_directory_sync() -> None:
@@ -36,7 +36,7 @@ def _no_directory_sync() -> None:
 
 
 class _OtherOs:
-    """`os`, as the modules of forge see it that have forgotten something."""
+    """Replaces `os` in forge's modules, with some of its functions changed."""
 
     def __init__(self, **others: Any) -> None:
         self._others = others
@@ -58,7 +58,7 @@ def _no_file_sync() -> None:
 
 
 def _no_write_errors() -> None:
-    """Whatever a write returns or raises, all is thought to be written."""
+    """Writes always report success."""
 
     def lying(name: str) -> Callable[..., int]:
         def write(fd: int, data: Any, *rest: Any) -> int:
@@ -73,12 +73,12 @@ def _no_write_errors() -> None:
 
 
 def _no_odd_errors() -> None:
-    """Only what comes of a missing key is expected of a value that no encoder writes."""
+    """For a malformed value in a checkpoint the decoder expects a KeyError only."""
     codec._WRONG = (KeyError,)  # type: ignore[assignment]
 
 
 def _no_temporary() -> None:
-    """The files of a save are written where they stay."""
+    """The files of a save are written to their final directory at once."""
 
     def early(folder: Path, snapshot: Snapshot, *_: Any) -> StagedPart:
         final = folder.parent.parent / folder.name
@@ -98,7 +98,7 @@ def _no_temporary() -> None:
 
 
 def _no_wait_for_ranks() -> None:
-    """A rank says that its files are there before they are."""
+    """A rank reports its files as written before they are."""
     late: dict[Path, bytes] = {}
     commit = Store.commit
 
@@ -130,7 +130,7 @@ def _removed_before_replaced() -> None:
 
 
 def _no_put_back() -> None:
-    """What was to be replaced stays aside where its successor cannot be put in place."""
+    """If the final rename fails, the old checkpoint is not restored."""
 
     def put_in_place(workspace: Workspace, temporary: Path, final: Path) -> None:
         aside = workspace._path / f"replaced_{final.name}"
@@ -153,12 +153,12 @@ def _removed_without_rename() -> None:
 
 
 def _no_way_back() -> None:
-    """The next attempt deletes all that an older one took aside."""
+    """The next attempt deletes checkpoints that an older attempt had moved aside."""
     Remover._belongs_back = lambda *args: False  # type: ignore[method-assign]
 
 
 def _no_sync_before_deleting() -> None:
-    """A power cut may undo the rename of what is being deleted."""
+    """A power cut can undo the rename that precedes a deletion."""
     removal.durable = types.SimpleNamespace(  # type: ignore[assignment]
         sync_directory=lambda path: None
     )
@@ -169,11 +169,11 @@ def _no_clean_up() -> None:
 
 
 def _no_takeover() -> None:
-    """The token is checked, but nobody's work directory is taken away."""
+    """The token is checked, but the work directories of older attempts are left in place."""
     take_over = Workspace._take_over
 
     def only_own(workspace: Workspace) -> None:
-        is_checker = "SLURM_JOB_ID" not in os.environ  # which has to clean up
+        is_checker = "SLURM_JOB_ID" not in os.environ  # the checker has to clean up
         if is_checker or not any(workspace._directory.glob(".work_*")):
             take_over(workspace)
 
@@ -195,7 +195,7 @@ WAYS: dict[str, Callable[[], None]] = {
 }
 
 RARE = {"no_way_back": 6, "removed_before_replaced": 4, "no_wait_for_ranks": 4}
-"""How much larger a share it takes: a kill has to fall between two calls."""
+"""Factor for the share of kills that detects the patch: a kill has to hit between two calls."""
 
 FOUND_BY = {
     "no_put_back": "errors",

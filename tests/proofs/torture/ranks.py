@@ -1,8 +1,8 @@
-"""SIGKILL of one rank at every call of a save by several, to the disk or to the group.
+"""SIGKILL of one rank at every call to the disk or the group store, while several ranks save.
 
-Three ranks save step 1, then step 2. One of them dies before, after or in the middle of a call of
-its own; the others end by themselves. A fresh group of as many then has to read one checkpoint,
-each its own part of it, no older than what any rank had seen committed; and to save the next one.
+Three ranks save step 1, then step 2. One rank is killed before, during or after one of its calls;
+the others end by themselves. A new group of three ranks then has to read one checkpoint, each rank
+its own part, which must not be older than any commit that a rank has seen; then it saves the next.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from forge.group.ranks import StoreCoordinator
 
 SIZE, STEPS = 3, (1, 2)
 TELLS = ("set", "multi_get", "delete_key")
-"""What a rank does to the store of the group, but for looks whether somebody has come: those wait,
-so their number is chance."""
+"""Calls to the group store at which a rank is killed. Polls for other ranks are left out, since
+their number is random."""
 LANES = 4
-"""Groups at a time: most of it is waiting, for each other and for addresses to be looked up."""
+"""Groups that run at the same time; ranks mostly wait, for each other and for name resolution."""
 LEAVE_S = 5.0
-"""Seconds that they wait for each other once all is saved: whoever dies then may cost so many."""
+"""Seconds that ranks wait for each other after the last save; a rank killed then costs them all."""
 
 Point = tuple[int, str, int, str]
 """Rank; `disk` or `group`; number of the call; before, halfway or after."""
 Visit = Callable[[str, int, Any], Any]
-"""Given `disk` or `group`, the number of a call, and the call (of the group: what makes it)."""
+"""Takes `disk` or `group`, the number of a call, and the call (for `group` a function)."""
 
 DONE, IS_HERE = 0, SIZE
-"""Places in what is shared, for each rank: operations done; whether it has come."""
+"""Offsets in the shared memory, plus the rank: number of saves done; whether the rank is ready."""
 
 
 def _state(rank: int, step: int) -> dict[str, Any]:
-    """Something that all ranks have, something of each, in tensors and outside of them."""
+    """State with shared and rank-specific values, as tensors and as numbers."""
     return {
         "step": step,
         "rank": rank,
@@ -57,7 +57,7 @@ def _state(rank: int, step: int) -> dict[str, Any]:
 
 
 def _opened(directory: Path, ranks: Any, attempt: int) -> Store:
-    """As a session does: rank 0 claims, then the others have theirs."""
+    """A rank's store, opened as an attempt does: rank 0 claims the directory first."""
     config = CheckpointConfig(keep_last=2)
     if ranks.rank == 0:
         store = Store(directory, config, attempt=attempt, ranks=ranks)
@@ -71,7 +71,7 @@ def _commit(store: Store, rank: int, step: int) -> None:
 
 @contextlib.contextmanager
 def _visited(directory: Path, visit: Visit) -> Any:
-    """Each call of this rank's own thread to the group, and all of its calls to the disk."""
+    """Pass this rank's calls to the group store and to the disk to `visit`."""
     count = iter(range(1 << 30))
 
     def told(name: str) -> Any:
@@ -98,13 +98,13 @@ def _visited(directory: Path, visit: Visit) -> Any:
 
 
 def _save_all(rank: int, directory: Path, meeting: str, shared: Shared, visit: Visit) -> str:
-    """What one rank does; returns why it has ended before its time."""
+    """Save all steps on one rank; returns the error that ended it early, or an empty text."""
     _meet(rank, meeting)
     with _visited(directory, visit):
         group = StoreCoordinator()
         shared[IS_HERE + rank] = 1
         while not all(shared[IS_HERE + one] for one in range(SIZE)):
-            time.sleep(0.001)  # none is killed while another connects to it
+            time.sleep(0.001)  # no rank is killed while another rank connects to it
         patience_s = LEAVE_S
         try:
             store = _opened(directory, group, attempt=1)
@@ -143,7 +143,7 @@ def _killing(point: Point) -> Visit:
 
 
 def _count(rank: int, directory: Path, meeting: str, shared: Shared) -> list[tuple[str, int, str]]:
-    """Where an undisturbed rank can be killed."""
+    """All points at which a rank can be killed, from an undisturbed run."""
     found: list[tuple[str, int, str]] = []
 
     def visit(kind: str, number: int, call: Any) -> Any:
@@ -158,7 +158,7 @@ def _count(rank: int, directory: Path, meeting: str, shared: Shared) -> list[tup
 
 
 def _resume(rank: int, directory: Path, meeting: str, shared: Shared) -> int:
-    """What a fresh rank resumes from, 0 for nothing; then it has saved the next step."""
+    """Resume, and save the next step; returns the step resumed from, or 0."""
     _meet(rank, meeting)
     group = StoreCoordinator()
     store = _opened(directory, group, attempt=2)
@@ -178,7 +178,7 @@ def _resume(rank: int, directory: Path, meeting: str, shared: Shared) -> int:
 
 
 def _ended(root: Path, plan: Plan, do: Callable[..., Any], *args: Any) -> tuple[list[Any], Shared]:
-    """How each rank of a group has ended, and what they have shared."""
+    """Run a function on each rank of a group; returns the ends, and the shared memory."""
     shared, meeting = Shared(), root / "meeting"
     meeting.unlink(missing_ok=True)
 
@@ -191,7 +191,7 @@ def _ended(root: Path, plan: Plan, do: Callable[..., Any], *args: Any) -> tuple[
 
 
 def _one(root: Path, plan: Plan, point: Point) -> tuple[bool, str]:
-    """Whether a rank was killed there, and what is wrong then."""
+    """Whether a rank was killed at this point, and the problem found; empty if there is none."""
     dead, directory = point[0], root / "checkpoints"
 
     def doomed(rank: int, meeting: str, shared: Shared) -> str:
@@ -199,7 +199,7 @@ def _one(root: Path, plan: Plan, point: Point) -> tuple[bool, str]:
         return _save_all(rank, directory, meeting, shared, visit)
 
     ends, shared = _ended(root, plan, doomed)
-    if ends[dead][0] == "returned":  # with threads a run may have fewer calls than another
+    if ends[dead][0] == "returned":  # with threads the number of calls varies
         return False, "" if not ends[dead][1] else f"undisturbed, it failed: {ends[dead][1]}"
     for rank, (kind, value) in enumerate(ends):
         if kind != ("killed" if rank == dead else "returned"):
@@ -232,7 +232,7 @@ def _several(plan: Plan, lane: int, points: list[Point]) -> list[tuple[Point, bo
 
 @scenario.small_chunks()
 def run(plan: Plan) -> Counts:
-    """Kill each rank at each of its points."""
+    """Kill a rank at each point at which it can be killed."""
     counts, rng = Counts(), random.Random(plan.seed)
     ends, _ = _ended(plan.root, plan, _count, plan.root / "counted")
     points: list[Point] = []

@@ -1,9 +1,9 @@
-"""What a job does to its checkpoint directory, step by step, and what has to be there after each.
+"""Operations of a job on its checkpoint directory, and the content required after each of them.
 
-A world is what a directory holds: step -> tag, where the tag of a checkpoint fixes all its values;
-the state of a finished training (`final_step_<N>`) and the mark of the end are told with step N.
-`worlds` runs a scenario undisturbed and notes the world after every operation. Whoever is
-disturbed during operation k has to leave, for each step, what world k-1 or world k has there.
+A world is the content of a directory: step -> tag. The tag determines all values of a checkpoint,
+and includes the end mark and the state of a finished training (`final_step_<N>`). `worlds` runs a
+scenario undisturbed and records the world after every operation. A run that is disturbed during
+operation k has to leave, for each step, the checkpoint of world k-1 or of world k.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ SCENARIOS: dict[str, list[Op]] = {
         ("retain",),
         ("read",),
     ],
-    # Training ends, the work after its last loop has changed the state, and it is made longer.
+    # Training ends, the state changes after the last loop, and then the training is extended.
     "finish": [
         ("commit", 1, "a", False),
         ("commit", 2, "a", False),
@@ -85,7 +85,7 @@ SCENARIOS: dict[str, list[Op]] = {
 
 
 def state_of(step: int, tag: str) -> dict[str, Any]:
-    """Every value tells step and tag; tensors of several sizes and types."""
+    """State whose values all depend on step and tag, in tensors of several sizes and types."""
     value = step * 1000 + ord(tag)
     return {
         "step": step,
@@ -106,14 +106,14 @@ def commit(store: Store, step: int, tag: str, is_complete: bool = False) -> None
 
 
 def commit_final(store: Store, step: int, tag: str) -> None:
-    """The state of a training that has ended, beside that of its last step."""
+    """Commit the final state of a training, in addition to that of its last step."""
     snapshot = store.snapshot(step, state_of(step, tag), is_complete=True, copy=False)
     snapshot.is_final, snapshot.replaces = True, True
     store.commit(snapshot)
 
 
 def damage(directory: Path, step: int) -> None:
-    """A byte of the tensors is another one, as if the disk had done it; the same one each time."""
+    """Overwrite the last byte of the tensors, as a failing disk could."""
     fd = os.open(directory / f"step_{step}" / TENSORS, os.O_RDWR)
     try:
         os.pwrite(fd, b"\xee", os.fstat(fd).st_size - 1)
@@ -124,7 +124,7 @@ def damage(directory: Path, step: int) -> None:
 
 @contextlib.contextmanager
 def small_chunks() -> Iterator[None]:
-    """Files of tensors that two threads write, though they are small."""
+    """Small files have several chunks, so that two threads write them."""
     modules = (checksums, file_reading, staged_file, manifest, output)
     with contextlib.ExitStack() as stack:
         for module in modules:
@@ -135,10 +135,10 @@ def small_chunks() -> Iterator[None]:
 
 
 class Actor:
-    """Does the operations, one after the other, with a store of its own.
+    """Runs the operations one after the other, with its own store.
 
-    With `is_waiting` each of them ends when what it removed is deleted: then every run makes about
-    the same calls. Without, deleting continues beside the next ones, as it does beside training.
+    With `is_waiting` each operation waits for its deletions, so that all runs make about the same
+    calls. Otherwise files are deleted in the background, as during training.
     """
 
     def __init__(self, directory: Path, attempt: int = 1, is_waiting: bool = True) -> None:
@@ -146,7 +146,7 @@ class Actor:
         self.is_waiting = is_waiting
         self.store = open_store(directory, attempt)
         self.read_step: int | None = None
-        """Of what the last operation has read."""
+        """Step of the checkpoint that the last operation has read."""
 
     def do(self, op: Op) -> None:
         kind, *args = op
@@ -174,7 +174,7 @@ class Actor:
             self.store.wait()
 
     def run(self, ops: list[Op]) -> Iterator[int]:
-        """Yields the number of operations done, from 0 on."""
+        """Yield the number of operations done, starting with 0."""
         yield 0
         for number, op in enumerate(ops, 1):
             self.do(op)
@@ -195,7 +195,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def tag_of(store: Store, path: Path) -> str:
-    """The tag of a checkpoint, or that it is damaged; other values than its own are a failure."""
+    """The tag of a checkpoint, or DAMAGED; any other value in it raises AssertionError."""
     try:
         found = store.read(path)
     except DamagedCheckpoint:
@@ -208,7 +208,7 @@ def tag_of(store: Store, path: Path) -> str:
 
 
 def world_of(store: Store) -> World:
-    """What the directory of this store holds."""
+    """The world of the directory of this store."""
     world = {}
     for path in sorted(store.directory.glob("step_*"), key=str):
         final = path.with_name(FINAL + path.name)
@@ -218,7 +218,7 @@ def world_of(store: Store) -> World:
 
 
 def worlds(directory: Path, ops: list[Op]) -> list[World]:
-    """The worlds of an undisturbed run, checked for what the operations promise."""
+    """The worlds of an undisturbed run, with a check of each operation's result."""
     actor = Actor(directory)
     found = []
     for number in actor.run(ops):
@@ -240,7 +240,7 @@ Allowed = dict[int, set[str]]
 
 
 def allowed_between(before: World, after: World) -> Allowed:
-    """For each step, what may be there while `before` becomes `after`."""
+    """For each step, the tags that are allowed during the operation between two worlds."""
     return {
         step: {before.get(step, ABSENT), after.get(step, ABSENT)}
         for step in before.keys() | after.keys()
@@ -248,10 +248,10 @@ def allowed_between(before: World, after: World) -> Allowed:
 
 
 def check(directory: Path, allowed: Allowed) -> None:
-    """The next attempt finds all that was promised, cleans up, and saves.
+    """Check that the next attempt finds all guaranteed checkpoints, cleans up, and saves.
 
     Raises:
-        AssertionError: Saying which promise is broken.
+        AssertionError: A guarantee is broken; the message names it.
     """
     store = open_store(directory, attempt=2)
     try:
