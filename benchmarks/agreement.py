@@ -1,16 +1,16 @@
-"""What it costs many ranks to agree at each boundary, and what they send in quiet steps.
+"""The cost of the agreement of many ranks at each boundary, and the messages in quiet steps.
 
     python benchmarks/agreement.py [--calls N] [--rounds N] [--steps N] [--ranks N ...]
 
-First the question that each boundary asks, `agreed()`, while the threads of the group sleep in its
-store: CPU time of the calling thread. Beside it what is done instead elsewhere, a blocking
-all_reduce of one int32: CPU time of its process (gloo has threads of its own), and wall time. They
-take turns; medians over rounds and ranks are printed.
+First it measures the CPU time of the thread that calls `agreed()`, as each boundary does, while the
+group's threads sleep in its store. It compares a blocking all_reduce of one int32, as other
+libraries use: CPU time of the process (gloo has its own threads), and wall time. The two take
+turns; medians over rounds and ranks are printed.
 
-Then, counted in quiet steps of whole loops: messages to the group's store, which the calls of its
-clients are, and collectives, which torch's flight recorder has, whether Python or C++ made them.
-Of these run.update begins one, its flag, and clips before it waits for it: `nan_check.py` has what
-that costs. The last loop is a control: it saves once.
+Then it counts, in quiet steps of whole loops, the messages to the group's store (calls of its
+clients) and the collectives (from torch's flight recorder, whether Python or C++ made them). One of
+the collectives is run.update's flag, which runs while gradients are clipped: `nan_check.py`
+measures its cost. The last loop is a control: it saves once.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ MESSAGES = (
     *("multi_get", "multi_set", "append", "queue_push", "queue_pop", "queue_len"),
 )
 QUIET_FROM = 10
-"""Steps before the count begins: DDP makes its buckets anew in the first ones."""
+"""Steps before the count begins, since DDP rebuilds its buckets in the first steps."""
 
 
 def turns(rank: int, num_calls: int, rounds: int) -> list[dict[str, float]]:
-    """Microseconds of one call, by what was measured, for each round."""
+    """Microseconds of one call, by the name of the measurement, for each round."""
     group, value, found = StoreCoordinator(), torch.zeros(1, dtype=torch.int32), []
     for number in range(rounds + 1):
         row = {}
@@ -91,7 +91,7 @@ class Counted:
         return counting
 
     def so_far(self) -> collections.Counter[str]:
-        """Name -> how often."""
+        """Name -> count."""
         recorded = json.loads(vars(torch._C._distributed_c10d)["_dump_fr_trace_json"]())
         names = collections.Counter(e["profiling_name"] for e in recorded.get("entries", []))
         found = {"messages": self._messages, "of them by Python, async": self._num_async}
@@ -99,7 +99,7 @@ class Counted:
 
 
 def loop(rank: int, kind: str, num_steps: int, folder: str) -> dict[str, int]:
-    """What is sent in `num_steps` steps of a loop, by name."""
+    """The number of messages and collectives in `num_steps` steps of a loop, by name."""
     torch.manual_seed(0)
     model: Any = torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(3)))
     model = DistributedDataParallel(model) if "DDP" in kind else model

@@ -1,8 +1,8 @@
-"""Storage for torch.distributed.checkpoint (DCP) whose files are those of forge. An experiment.
+"""Storage for torch.distributed.checkpoint (DCP) that writes forge's files. An experiment.
 
-A safetensors file and a JSON file a rank, and a manifest; no pickle. The header of each rank's
-tensors says, where torch's own writer of safetensors does, where in the whole tensor its shard
-begins, and how large the whole is: with that, DCP's planners read it on any number of ranks.
+Each rank writes a safetensors file and a JSON file; there is a manifest, and no pickle. The header
+of each rank's tensors has the offset of its shard and the size of the whole tensor, under the same
+keys as torch's own safetensors writer, so that DCP's planners can read it on any number of ranks.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SHARDS = "DCP_SHARDING_INFO"
 """Key of the header's metadata under which torch's own writer of safetensors keeps the offsets."""
 
 FLAT = "tensors"
-"""Key of a flat dictionary of tensors: DCP takes half a millisecond for each key at the top."""
+"""Key of a flat dictionary of tensors, since DCP takes half a millisecond per top-level key."""
 
 Times = dict[str, float]
 
@@ -59,11 +59,11 @@ def timed(times: Times, name: str) -> Iterator[None]:
 
 
 class SavePlanner(DefaultSavePlanner):
-    """DCP's own, but what is no tensor becomes JSON instead of a pickle; it is timed."""
+    """DCP's planner, but values other than tensors become JSON instead of pickles; timed."""
 
     def __init__(self, times: Times, label: str, *, is_flat: bool, is_cached: bool) -> None:
         super().__init__(flatten_state_dict=not is_flat, enable_plan_caching=is_cached)
-        self._cached_plans_key = label  # one for the whole process: else states mix up their plans
+        self._cached_plans_key = label  # the cache is global: a key per state
         self._is_flat = is_flat
         self._times = times
 
@@ -74,22 +74,22 @@ class SavePlanner(DefaultSavePlanner):
             super().set_up_planner(state_dict, *args, **kwargs)
 
     def create_local_plan(self) -> SavePlan:
-        """What this rank has."""
+        """Plan the tensors of this rank."""
         with timed(self._times, "create_local_plan"):
             return super().create_local_plan()
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """What each rank writes."""
+        """Plan the tensors that each rank writes."""
         with timed(self._times, "create_global_plan"):
             return super().create_global_plan(all_plans)
 
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
-        """What this rank writes."""
+        """Keep the plan of this rank."""
         with timed(self._times, "finish_plan"):
             return super().finish_plan(new_plan)
 
     def transform_object(self, write_item: Any, object: Any) -> Any:
-        """Bytes of what is no tensor, as JSON; refused by its name where a pickle were needed."""
+        """Encode a value other than a tensor as JSON; raises if it would need a pickle."""
         if isinstance(object, torch.Tensor):
             return object
         encoder = Encoder()
@@ -99,7 +99,7 @@ class SavePlanner(DefaultSavePlanner):
 
 
 class LoadPlanner(DefaultLoadPlanner):
-    """DCP's own, but with JSON instead of pickles; it is timed."""
+    """DCP's planner, but with JSON instead of pickles; timed."""
 
     def __init__(self, times: Times, *, is_flat: bool) -> None:
         super().__init__(flatten_state_dict=not is_flat)
@@ -113,14 +113,14 @@ class LoadPlanner(DefaultLoadPlanner):
             super().set_up_planner(state_dict, *args, **kwargs)
 
     def create_local_plan(self) -> LoadPlan:
-        """What this rank reads."""
+        """Plan the tensors that this rank reads."""
         with timed(self._times, "planning"):
             return super().create_local_plan()
 
     def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:
-        """Put what is no tensor in its place, running nothing."""
+        """Load a value other than a tensor, without executing code from the file."""
         pickled = io.BytesIO()
-        torch.save(decode(json.loads(value.getvalue()), {}), pickled)  # DCP's own reads that back
+        torch.save(decode(json.loads(value.getvalue()), {}), pickled)  # for DCP's planner
         pickled.seek(0)
         super().load_bytes(read_item, pickled)
 
@@ -155,7 +155,7 @@ class Writer(StorageWriter):
         return plans
 
     def write_data(self, plan: SavePlan, planner: Any) -> Future[list[WriteResult]]:
-        """Copy what was planned, then write it."""
+        """Copy the planned tensors, then write them."""
         tensors: dict[str, torch.Tensor] = {}
         texts: dict[str, Any] = {}
         shards: dict[str, dict[str, list[int]]] = {}
@@ -193,7 +193,7 @@ class Writer(StorageWriter):
             self._key = key
         head, arena = self._image.layout.head, self._arena
         assert arena is not None
-        arena.memory[: len(head)] = head  # of another writer, where they share it
+        arena.memory[: len(head)] = head  # another writer can have used the buffer
         return self._image
 
     def _write(self, image: StagedFile, texts: dict[str, Any]) -> dict[str, Any]:
@@ -204,7 +204,7 @@ class Writer(StorageWriter):
         return dict(zip(names, (tensors, tree), strict=True))
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Write the manifest: of DCP's metadata nothing is needed that the files do not say."""
+        """Write the manifest; DCP's metadata is dropped, since the files contain all of it."""
         files = {name: entry for r in results for name, entry in r[0].storage_data.items()}
         described = Manifest(step=0, attempt=0, files=files, world_size=len(results))
         tensorfile.write_small(self.folder / manifest.NAME, described.to_bytes())
@@ -213,12 +213,12 @@ class Writer(StorageWriter):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        """Folders."""
+        """Accept folders."""
         return True
 
 
 class Reader(StorageReader):
-    """Reads them, verified, on any number of ranks."""
+    """Reads and verifies forge's files on any number of ranks."""
 
     def __init__(self, folder: Path) -> None:
         self.times: Times = {}
@@ -227,10 +227,10 @@ class Reader(StorageReader):
         self._holder: dict[MetadataIndex, str] = {}
 
     def reset(self, checkpoint_id: Any = None) -> None:
-        """Nothing is kept."""
+        """Do nothing: the reader has no state."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """DCP's picture of the checkpoint, from the manifest and the headers alone."""
+        """Build DCP's metadata from the manifest and the headers."""
         with timed(self.times, "headers"):
             self._files = manifest.read(self._folder).files
             found: dict[str, Any] = {}
@@ -269,7 +269,7 @@ class Reader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: Any) -> Future[None]:
-        """Read each file that holds something of the plan; what fails its checksum is refused."""
+        """Read each file with data of the plan; raises if a checksum is wrong."""
         with timed(self.times, "read_data"):
             by_file: dict[str, list[Any]] = {}
             for item in plan.items:
@@ -307,5 +307,5 @@ class Reader(StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        """Folders."""
+        """Accept folders."""
         return True

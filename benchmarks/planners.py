@@ -1,12 +1,12 @@
-"""The planners of torch.distributed.checkpoint (DCP) over forge's files: what planning costs.
+"""The cost of planning with torch.distributed.checkpoint (DCP) for forge's files.
 
     python benchmarks/planners.py [--mib N] [--rounds N] [--threads N] [--dir FOLDER]
     python benchmarks/planners.py --sharded
 
-The first form saves a model with its AdamW in a group of one process (gloo): by forge's own
-`Store`, through the planners (`planned_storage.py`), and by DCP's own writer, interleaved; it
-prints medians. The second one saves an FSDP2 model in two processes and loads it in one and,
-sharded otherwise, in two; it prints what was the same.
+The first command saves a model with its AdamW in a group of one process (gloo): with forge's
+`Store`, with the planners (`planned_storage.py`), and with DCP's own writer, interleaved; it prints
+medians. The second command saves an FSDP2 model in two processes, loads it in one process and, with
+another sharding, in two, and prints how many tensors are equal.
 """
 
 from __future__ import annotations
@@ -54,21 +54,21 @@ from forge.config.schema import CheckpointConfig
 
 State = dict[str, Any]
 
-# -- what it costs ---------------------------------------------------------------------------------
+# -- cost ------------------------------------------------------------------------------------------
 
 PLANNED = ("nested", "nested, cached", "shards", "shards, cached", "shards, kept")
-"""DCP flattens the state, which is plain tensors; or forge's codec walks it, and DCP plans its
-tensors, as DTensors. Plans are made each time, taken from DCP's cache, or kept by whoever saves."""
+"""DCP flattens a state of plain tensors; or forge's codec walks the state, and DCP plans its
+tensors as DTensors. Plans are made each time, taken from DCP's cache, or kept by the saver."""
 
 PARTS = (
     *("encode", "set_up_planner", "create_local_plan", "create_global_plan", "finish_plan"),
     *("collectives", "resolve_data", "layout", "fill"),
 )
-"""What training waits for, in its order."""
+"""The parts of a save for which training waits, in order."""
 
 
 class Saver:
-    """Saves through the planners, one after the other."""
+    """Saves with the planners, one save after the other."""
 
     def __init__(self, name: str, arena: HostBuffer) -> None:
         self._name = name
@@ -110,12 +110,12 @@ class Saver:
 
 
 def described(state: State) -> list[Any]:
-    """What a plan depends on."""
+    """The properties of a state that determine its plan."""
     return [(name, t.dtype, t.shape, t.placements) for name, t in state.items()]
 
 
 def measure_load(folder: Path, shards: State) -> Times:
-    """One verified load through the planners, into live tensors."""
+    """Milliseconds of a verified load with the planners, into live tensors."""
     times: Times = {}
     reader = Reader(folder)
     begin = time.perf_counter()
@@ -181,7 +181,7 @@ def measure(folder: Path, training: Training, rounds: int) -> dict[str, dict[str
     for number in range(rounds + 2):
         for name in random.Random(number).sample(list(variants), len(variants)):
             for part, value in variants[name](number).items():
-                if number > 1:  # the first fill caches, of plans and of pages
+                if number > 1:  # the first rounds fill caches of plans and of pages
                     found.setdefault(name, {}).setdefault(part, []).append(value)
     store.close()
     dist.destroy_process_group()
@@ -206,7 +206,7 @@ def show(found: dict[str, dict[str, float]], mib: int) -> None:
     print(f"{'':20}" + "".join(f"{name:>20}" for name in PLANNED))
     for part in (*PARTS, "headers", "planning", "read_data"):
         print_row(part, [found[name].get(part) for name in PLANNED])
-    # The copy alone grows with the bytes: what a state of 1 GiB in as many tensors would wait for.
+    # Only the copy grows with the bytes: scale it to a state of 1 GiB with as many tensors.
     rest = [found[name]["blocks"] - found[name]["fill"] for name in PLANNED]
     print_row("rest / 1 GiB memcpy", [one / (memcpy * 1024 / mib) for one in rest])
 
@@ -217,16 +217,16 @@ def print_row(name: str, values: list[float | None] | list[float]) -> None:
     print(f"{name:20}" + "".join(f"{text:>20}" for text in texts))
 
 
-# -- whether it holds shards -----------------------------------------------------------------------
+# -- sharded states --------------------------------------------------------------------------------
 
 
 def sharded_model(mesh: Any, dim: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-    """An FSDP2 model and its AdamW, after a step; `dim` 1 shards the even ones by columns."""
+    """An FSDP2 model and its AdamW, after a step; `dim` 1 splits even matrices by columns."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(18, 33), torch.nn.ReLU(), torch.nn.Linear(33, 5))
 
     def place(parameter: torch.nn.Parameter) -> Shard:
-        is_even = parameter.ndim > 1 and parameter.shape[1] % 2 == 0  # FSDP2 asks for it
+        is_even = parameter.ndim > 1 and parameter.shape[1] % 2 == 0  # FSDP2 requires it
         return Shard(dim if is_even else 0)
 
     fully_shard(model, mesh=mesh, shard_placement_fn=place)
@@ -237,13 +237,13 @@ def sharded_model(mesh: Any, dim: int) -> tuple[torch.nn.Module, torch.optim.Opt
 
 
 def state_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> State:
-    """By full names, as DCP wants it."""
+    """The state by full names, as DCP expects it."""
     both = get_state_dict(model, optimizer)
     return dict(zip(("model", "optimizer"), both, strict=True))
 
 
 def whole(state: State) -> dict[str, torch.Tensor]:
-    """Every tensor as it is without sharding."""
+    """Every tensor of the state, unsharded."""
     flat, _ = flatten_state_dict(state)
     return {
         name: (value.full_tensor() if isinstance(value, DTensor) else value).detach().clone()
@@ -253,7 +253,7 @@ def whole(state: State) -> dict[str, torch.Tensor]:
 
 
 def count_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> str:
-    """How many tensors have the same bits."""
+    """The number of tensors with equal bits, as text."""
     same = sum(
         found[name].numpy().tobytes() == tensor.numpy().tobytes()
         for name, tensor in expected.items()
@@ -298,7 +298,7 @@ def run_rank(rank: int, folder: Path) -> None:
 
 
 def whole_values(state: State) -> Iterator[torch.Tensor]:
-    """Every tensor, shards as they are."""
+    """Every tensor of the state, without gathering shards."""
     flat, _ = flatten_state_dict(state)
     return (value for value in flat.values() if isinstance(value, torch.Tensor))
 

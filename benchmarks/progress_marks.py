@@ -1,15 +1,15 @@
-"""What it costs a training to say that it makes progress, and its supervisor to look.
+"""The cost of heartbeats for a training, and of hang detection for its supervisor.
 
     python benchmarks/progress_marks.py [--pairs N] [--steps N] [--seconds S] [--calls N]
 
 A tiny loop runs as a job of `hydra/launcher=local`, once with `resilience.hang.action=warn` and
-once with `ignore`, which marks and looks for nothing. The pairs are interleaved, and whichever ran
-first runs second in the next pair. Each job does a number of steps as fast as it can, for the CPU
-time of a step, and then some seconds of ten steps a second, for what wakes up meanwhile. It counts
-by getrusage for itself, and by /proc for its parent, the supervisor. Medians are printed, with the
-median of the differences within the pairs.
+once with `ignore`, which switches both off. The pairs are interleaved, and their order alternates.
+Each job runs a number of steps as fast as possible, to measure the CPU time of a step, and then ten
+steps a second for some seconds, to measure wake-ups. It measures itself with getrusage, and its
+parent, the supervisor, through /proc. It prints medians, and the median of the differences within
+the pairs.
 
-Then the calls by themselves, in nanoseconds.
+Then it prints the time of each call in nanoseconds.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ ROWS: dict[str, tuple[str, Callable[[dict[str, Any]], float]]] = {
 
 
 def job(folder: Path, action: str, *, num_steps: int, seconds: float) -> dict[str, Any]:
-    """What one job has measured."""
+    """The measurements of one job."""
     folder.mkdir()
     (folder / "train.py").write_text(_APP)
     (folder / "config.yaml").write_text(_CONFIG)
@@ -127,7 +127,7 @@ def job(folder: Path, action: str, *, num_steps: int, seconds: float) -> dict[st
 
 
 def calls(count: int) -> None:
-    """Print what each call takes, from so many of each."""
+    """Print the time of each call: the best of five averages over `count` calls."""
     page = HeartbeatPage.create()
     marks = HeartbeatWriter.open(page.environ)
     marked, unmarked = Sections(HangConfig(), marks), Sections(HangConfig(), HeartbeatWriter())

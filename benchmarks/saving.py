@@ -1,10 +1,10 @@
-"""One process of checkpoint.py: how long saves block, how much training they cost, until durable.
+"""One process of checkpoint.py: how long saves block, slow down training, and take to be durable.
 
     python benchmarks/saving.py --mib N --threads N --rounds N --dir FOLDER
 
-The state is a model of 100 matrices and its AdamW, which is what the steps train, too. In each
-round every variant saves once while training continues, in another order each time; what the same
-number of steps takes alone, measured just before, is subtracted. Prints medians as JSON.
+The steps train a model of 100 matrices with AdamW, whose state is saved. In each round every
+variant saves once while training continues, in another order each time. The time of the same number
+of steps without a save, measured just before, is subtracted. Prints medians as JSON.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BLOCK = 16 << 20
 
 State = dict[str, Any]
 Save = Callable[[int], Callable[[], bool]]
-"""Begins the save of a step; returns a check for whether it is finished."""
+"""Begins the save of a step; returns a function that checks whether the save is finished."""
 
 
 class Training:
@@ -57,17 +57,17 @@ class Training:
         self.optimizer.zero_grad()
 
     def state(self) -> State:
-        """What is saved."""
+        """The state to save."""
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
 
 
 def finished() -> bool:
-    """A save that was waited for."""
+    """The check of a blocking save, which is always finished."""
     return True
 
 
 def forge_saves(folder: Path, training: Training) -> dict[str, Save]:
-    """forge beside training, and waiting."""
+    """Saves of forge, in the background and blocking."""
     from forge.jobdir.ledger import Ledger
     from forge.training.nan.nan_policy import NanPolicy
     from forge.training.saver import SaveCause, Saver
@@ -112,7 +112,7 @@ def dcp_async(folder: Path, training: Training) -> Save:
     from torch.distributed.checkpoint.state_dict_saver import async_save
 
     dist.init_process_group("gloo", init_method=f"file://{folder}.rendezvous", rank=0, world_size=1)
-    stager = DefaultStager(StagingOptions(False, False, False, False))  # none of it without CUDA
+    stager = DefaultStager(StagingOptions(False, False, False, False))  # none without CUDA
 
     def save(step: int) -> Callable[[], bool]:
         previous = folder / f"step_{step - 1}"
@@ -133,7 +133,7 @@ def dcp_async(folder: Path, training: Training) -> Save:
 
 
 def lightning_async(folder: Path, training: Training) -> Save | None:
-    """Lightning's AsyncCheckpointIO; None where Lightning is not installed."""
+    """Lightning's AsyncCheckpointIO; None if Lightning is not installed."""
     try:
         from lightning.pytorch.plugins.io import AsyncCheckpointIO, TorchCheckpointIO
     except ImportError:
@@ -145,14 +145,14 @@ def lightning_async(folder: Path, training: Training) -> Save | None:
         plugin.save_checkpoint(training.state(), str(folder / "state.ckpt"))
         last: Future[int] = plugin._executor.submit(
             int
-        )  # behind the save, in the same single thread
+        )  # queued after the save, in the same single thread
         return last.done
 
     return save
 
 
 def memcpy_ms(size: int) -> Callable[[], float]:
-    """Copies as many bytes from and into memory that was written before (zeros are none yet)."""
+    """Copies as many bytes within memory that was written before, so that its pages exist."""
     source, target = (torch.full((size,), byte, dtype=torch.uint8) for byte in (1, 2))
 
     def measure() -> float:
@@ -164,7 +164,7 @@ def memcpy_ms(size: int) -> Callable[[], float]:
 
 
 def disk_ms(size: int, path: Path) -> Callable[[], float]:
-    """The limit: as many bytes past the page cache, in as many threads as forge has, synced."""
+    """The lower limit: as many bytes with O_DIRECT and fsync, in as many threads as forge uses."""
     from forge.checkpoint.io.host_buffer import HostBuffer
     from forge.checkpoint.io.output import NUM_THREADS
 
@@ -189,7 +189,7 @@ def disk_ms(size: int, path: Path) -> Callable[[], float]:
 
 
 def measure_save(training: Training, save: Save, step: int) -> tuple[float, float, float]:
-    """Milliseconds that a save blocks, that training loses by it, and until it is durable."""
+    """Milliseconds that a save blocks, that it costs training in all, and until it is durable."""
     begin = time.perf_counter()
     for _ in range(CONTROL_STEPS):
         training.step()
@@ -255,7 +255,7 @@ def measure(folder: Path, training: Training, size: int, rounds: int) -> dict[st
                 times = measure_save(training, saves[name], 3 * number + 1)
                 labels = ("blocks", "lost", "durable")
                 row = {f"{name}: {label}": t for label, t in zip(labels, times, strict=True)}
-            if number:  # round 0 fills caches and touches memory; one round has none before it
+            if number:  # round 0 is a warm-up
                 for label, value in row.items():
                     found.setdefault(label, []).append(value)
     return {name: statistics.median(values) for name, values in found.items()}

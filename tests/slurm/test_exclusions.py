@@ -1,6 +1,6 @@
-"""Which nodes a job stays off, on a cluster that is played: `played_jobs.py`.
+"""The nodes that a job excludes, on a simulated cluster (`played_jobs.py`).
 
-What a true cluster makes of it: `test_sick_nodes.py`. One module, since all of it is one rule.
+`test_sick_nodes.py` tests it on a real cluster. One module, since all cases test one rule.
 """
 
 import json
@@ -23,9 +23,9 @@ from forge.slurm.job_info import JobInfo
 
 NODES = ("n1", "n2", "n3")
 ON_N1 = {"on": "n1", "nodes": NODES}
-"""Of a start: where the job runs, and which nodes there are."""
+"""Arguments of a start: the job's node, and the nodes of the cluster."""
 LEAVES = [("requeue", "7"), ("exclude", ["n1"])]
-"""What a job does that is to stay off n1."""
+"""The Slurm calls of a job that excludes n1."""
 LIMITS = replace(RequeueLimits.of(RequeueConfig()), has_other_nodes=True, max_excluded_nodes=3)
 NO_COUNTS = asdict(Counts())
 
@@ -36,7 +36,7 @@ def exclusion(node, found=1.0, job="/0", **changes):
 
 @pytest.fixture
 def folders(tmp_path):
-    """(of a job, of its sibling, of their sweep)."""
+    """The directories of a job, of its sibling, and of their sweep."""
     return tmp_path / "0", tmp_path / "1", tmp_path
 
 
@@ -48,7 +48,7 @@ def file_of(sweep, node):
 
 @pytest.fixture
 def make(played):
-    """Makes a job of the sweep, which has one rank."""
+    """Returns a function that makes a job of the sweep, with one rank."""
     return lambda **changes: played(**{"ranks": 1, "requeue": LIMITS} | changes)
 
 
@@ -59,13 +59,13 @@ def jobs(make):
 
 
 def standing(job):
-    """The nodes that the job stays off, as far as it has been written down."""
+    """The nodes that the job excludes, according to the files."""
     known = Exclusions(job.directory, job.directory.parent, 1.0)
     return [one.node for one in known.standing()]
 
 
 def fails(job, node, action, **start):
-    """A start of the job in which its check fails on this node, so that it ends with 69."""
+    """Start the job; its check fails on this node, so that it ends with 69."""
     found = NodeFault(node, "ecc", "3 errors", action)
     job.step(69, report(69, node=node), sick={0: found})
     return job.run(RUNS, **ON_N1 | start)
@@ -94,7 +94,7 @@ def fails(job, node, action, **start):
 def test_never_so_many_that_fewer_nodes_are_left_than_the_job_needs(
     nodes, fixed, required, needed, kept, left_out
 ):
-    """The first of them stay. -n1: a node that takes no jobs, so that it is none to lose."""
+    """The first exclusions are kept. `-n1` is a node that accepts no jobs, so it does not count."""
     known = nodes and {name.lstrip("-"): not name.startswith("-") for name in nodes.split()}
     standing = [exclusion("n1"), exclusion("n2")]
     found = choose(standing, known, fixed.split(), required.split(), needed)
@@ -102,7 +102,7 @@ def test_never_so_many_that_fewer_nodes_are_left_than_the_job_needs(
 
 
 def test_what_a_job_has_found_itself_comes_first_then_the_newest(folders):
-    """Its own check would fail again; of the others the newest is the likeliest to hold."""
+    """The job's own check would fail again; of the siblings' findings, recent ones count more."""
     own, sibling, sweep = folders
     for node, found, job in (("n1", 1, own), ("n2", 2, sibling), ("n3", 3, sibling)):
         Exclusions(job, sweep, 1.0).note([NodeFault(node, "ecc", "", "exclude_node")])
@@ -112,14 +112,14 @@ def test_what_a_job_has_found_itself_comes_first_then_the_newest(folders):
     assert [one.node for one in Exclusions(sibling, sweep, 1.0).standing()] == ["n3", "n2", "n1"]
 
 
-# -- what jobs of a sweep tell each other ----------------------------------------------------------
+# -- exclusions shared by the jobs of a sweep ------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("action", "avoided"), [("exclude_node", ["n1"]), ("refuse", []), ("halt", [])]
 )
 def test_a_sibling_stays_off_a_node_that_is_to_be_excluded(action, avoided, jobs):
-    """And of no other that failed a check: that is for the job alone to avoid."""
+    """With another action, only the job whose check failed avoids the node."""
     job, sibling = jobs
     assert fails(job, "n1", action).did == ([] if action == "halt" else LEAVES)
     assert standing(sibling) == avoided
@@ -127,7 +127,7 @@ def test_a_sibling_stays_off_a_node_that_is_to_be_excluded(action, avoided, jobs
 
 
 def test_siblings_are_told_by_a_job_that_does_not_start_again_itself(jobs):
-    """Its budget is used up; the node is sick all the same."""
+    """The job's budget is used up, but siblings have to avoid the node all the same."""
     job, sibling = jobs
     ended = fails(job.left("starting", -1, counts={"excluded": 3}), "n1", "exclude_node")
     assert "max_excluded_nodes=3" in ended.state["because"]
@@ -136,13 +136,13 @@ def test_siblings_are_told_by_a_job_that_does_not_start_again_itself(jobs):
 
 
 def preempted(job, excluded, on):
-    """A start of the job that Slurm preempts; its user, or forge, has excluded these nodes."""
+    """Start the job with these nodes excluded (by its user, or by forge); Slurm preempts it."""
     says = replace(PREEMPTED, excluded=excluded)
     return job.step(75, report(75)).run(says, nodes=NODES, on=on)
 
 
 def test_a_requeue_for_any_reason_takes_in_what_siblings_have_found(jobs):
-    """Beside what its user has excluded."""
+    """The nodes that the user has excluded stay in the list."""
     job, sibling = jobs
     assert fails(job, "n1", "exclude_node").code == 75
     ended = preempted(sibling, excluded="n3", on="n2")
@@ -151,7 +151,7 @@ def test_a_requeue_for_any_reason_takes_in_what_siblings_have_found(jobs):
 
 
 def test_what_is_over_is_taken_out_again_and_what_the_user_has_excluded_stays(make):
-    """Else a job would run out of nodes within a month."""
+    """Otherwise a job would run out of nodes within a month."""
     short = SlurmPlan(ranks=1, kill_wait_s=30.0, srun_args=[], start=["true"], exclude_h=1e-9)
     job = make(slurm=short)
     ended = fails(job, "n1", "exclude_node")
@@ -162,7 +162,7 @@ def test_what_is_over_is_taken_out_again_and_what_the_user_has_excluded_stays(ma
 
 
 def test_two_jobs_that_write_at_once_lose_nothing(folders):
-    """A file for each node: nobody reads, changes and writes what is another one's."""
+    """Each node has its own file, so there is no read-modify-write of a shared file."""
     own, sibling, sweep = folders
     one, other = (Exclusions(job, sweep, 1.0) for job in (own, sibling))
     one.standing(), other.standing()
@@ -172,7 +172,7 @@ def test_two_jobs_that_write_at_once_lose_nothing(folders):
 
 
 def test_a_full_disk_ends_no_job_and_it_leaves_the_node_all_the_same(jobs, tmp_path):
-    """Only the others do not learn of it."""
+    """The job excludes the node, although its siblings do not learn of it."""
     forge_dir(tmp_path).mkdir(exist_ok=True)
     (forge_dir(tmp_path) / "excluded").write_text("in the way")
     ended = fails(jobs[0], "n1", "exclude_node")
@@ -182,7 +182,7 @@ def test_a_full_disk_ends_no_job_and_it_leaves_the_node_all_the_same(jobs, tmp_p
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"node": "n1"}', "odd node", "odd time"])
 def test_a_file_that_makes_no_sense_excludes_nothing(text, folders):
-    """Of another version, or torn."""
+    """A file can be truncated, or of another version."""
     own, _, sweep = folders
     found = exclusion("n1")
     odd = {"odd node": {"node": "--help"}, "odd time": {"until": "never"}}.get(text)
@@ -194,7 +194,7 @@ def test_a_file_that_makes_no_sense_excludes_nothing(text, folders):
 
 
 def test_a_file_of_somebody_else_s_ends_no_job(folders):
-    """Whoever could write it could keep jobs off nodes, and no more: it is said, and not read."""
+    """A file that other users can write is ignored, with a warning."""
     own, _, sweep = folders
     said = []
     Exclusions(own, sweep, 1.0).note([NodeFault("n1", "ecc", "", "exclude_node")])
@@ -203,11 +203,11 @@ def test_a_file_of_somebody_else_s_ends_no_job(folders):
     assert "can be written by everybody" in said[0]
 
 
-# -- where too few nodes are left ------------------------------------------------------------------
+# -- if too few nodes are left ---------------------------------------------------------------------
 
 
 def test_a_job_fails_rather_than_run_where_its_own_check_failed(jobs):
-    """Nor is that counted as a restart."""
+    """The failure does not count as a restart."""
     ended = fails(jobs[0], "n1", "refuse", nodes={"n1": True, "n2": False})
     because = ended.state["because"]
     assert because.endswith("given up: without n1 too few nodes are left for the job")
@@ -216,14 +216,14 @@ def test_a_job_fails_rather_than_run_where_its_own_check_failed(jobs):
 
 
 def test_a_job_that_asks_for_this_very_node_fails(jobs):
-    """`--nodelist`: Slurm would let it wait without an end."""
+    """With `--nodelist` on an excluded node, Slurm would leave the job pending forever."""
     ended = jobs[0].step(69, report(69)).run(replace(RUNS, required="n1"), **ON_N1)
     assert "without n1 too few nodes are left" in ended.state["because"]
     assert ended.did == []
 
 
 def test_what_a_sibling_has_found_gives_way_and_is_named(jobs):
-    """Its node may be good enough for this job; one that failed here is not."""
+    """A node that failed for a sibling can work for this job; a node that failed here cannot."""
     job, sibling = jobs
     assert fails(sibling, "n2", "exclude_node", nodes=("n1", "n2")).code == 75
     ended = fails(job, "n1", "exclude_node", nodes=("n1", "n2"))
@@ -234,7 +234,7 @@ def test_what_a_sibling_has_found_gives_way_and_is_named(jobs):
 
 
 def test_where_nobody_says_how_many_nodes_are_left_all_are_excluded(jobs):
-    """As before; where none is left, the launcher sees the job wait for one."""
+    """Without an answer of sinfo all are excluded; at worst the job stays pending."""
     ended = fails(jobs[0], "n1", "refuse", nodes=None)
     assert (ended.code, ended.did) == (75, LEAVES)
     assert "sinfo: busy" in ended.said
@@ -244,12 +244,12 @@ def test_where_nobody_says_how_many_nodes_are_left_all_are_excluded(jobs):
 
 
 def begin(job, /, *answers, **start):
-    """A start of the job whose task finishes at once, if it begins."""
+    """Start the job; its task finishes at once, if the wrapper starts it."""
     return job.run(*answers, left_s=None, **ON_N1 | start)
 
 
 def test_a_job_does_not_begin_on_a_node_that_a_sibling_has_excluded(jobs):
-    """In no budget, but once: what Slurm gives it again, it tries."""
+    """The requeue counts in no budget, and happens once; if the node is the same again, it runs."""
     job, sibling = jobs
     fails(job, "n1", "exclude_node")
     ended = begin(sibling, RUNS)
@@ -265,16 +265,16 @@ def test_a_job_does_not_begin_on_a_node_that_a_sibling_has_excluded(jobs):
 
 
 def test_a_job_on_other_nodes_asks_nobody(jobs):
-    """A thousand jobs that start together are no thousand questions."""
+    """Otherwise a thousand jobs that start together would send a thousand requests."""
     job, sibling = jobs
     fails(job, "n2", "exclude_node")
     ended = begin(sibling, RUNS)
     assert (ended.code, ended.num_attempts) == (0, 1)
-    assert len(ended.noted("show")) == 1  # for its time limit
+    assert len(ended.noted("show")) == 1  # for the job's time limit
 
 
 def test_a_wrapper_killed_before_it_has_requeued_leaves_the_node_when_it_is_back(jobs):
-    """The batch script has started another, in the same allocation."""
+    """The batch script has started another wrapper in the same allocation."""
     killed = fails(jobs[0], "n1", "refuse", refuses=KeyboardInterrupt())
     assert (killed.did, killed.state["state"]) == ([], "starting")
     ended = begin(jobs[0], RUNS)
@@ -283,7 +283,7 @@ def test_a_wrapper_killed_before_it_has_requeued_leaves_the_node_when_it_is_back
 
 
 def test_a_wrapper_killed_before_it_has_read_who_is_sick_leaves_the_node_when_it_is_back(jobs):
-    """Else the same check fails there once more, if at the start; if beside training, later."""
+    """Otherwise the same check would fail again on that node, at the start or during training."""
     job = jobs[0].left("running", restarts=0)
     node_fault.write(job.directory, NodeFault("n1", "ecc", "3 errors", "exclude_node"))
     ended = begin(job, RUNS)
@@ -292,7 +292,7 @@ def test_a_wrapper_killed_before_it_has_read_who_is_sick_leaves_the_node_when_it
 
 
 def test_where_no_node_is_to_blame_none_is_excluded(jobs):
-    """A network between two nodes: the first rank that leaves is no culprit."""
+    """If the network between two nodes fails, the first rank that exits is not the culprit."""
     ended = fails(jobs[0], "", "exclude_node")
     assert ended.noted("exclude") == []
     assert standing(jobs[0]) == []
@@ -303,7 +303,7 @@ ASKED_TO_STOP = JobInfo("COMPLETING", "None", 0, None)
 
 @pytest.mark.parametrize("says", [ASKED_TO_STOP, PREEMPTED])
 def test_what_slurm_is_ending_is_not_requeued(says, jobs):
-    """A cancelled job would come back to life."""
+    """Otherwise a cancelled job would be started again."""
     job, sibling = jobs
     fails(job, "n1", "exclude_node")
     ended = begin(sibling, says)
@@ -312,7 +312,7 @@ def test_what_slurm_is_ending_is_not_requeued(says, jobs):
 
 @pytest.mark.parametrize("error", [NoAnswer("busy"), NotRequeueable("denied")])
 def test_a_job_that_cannot_be_requeued_tries_the_node(error, jobs):
-    """Its own checks look at it before it trains."""
+    """The job's own checks test the node before training."""
     job, sibling = jobs
     fails(job, "n1", "exclude_node")
     ended = begin(sibling, RUNS, refuses=error)
@@ -321,14 +321,14 @@ def test_a_job_that_cannot_be_requeued_tries_the_node(error, jobs):
 
 
 def test_a_job_that_is_not_to_be_requeued_is_not(jobs, make):
-    """`resilience.requeue.enabled=false`."""
+    """`resilience.requeue.enabled=false` also applies to requeues before the first attempt."""
     fails(jobs[0], "n1", "exclude_node")
     ended = begin(make(requeue=replace(LIMITS, enabled=False)), RUNS)
     assert (ended.did, ended.num_attempts) == ([], 1)
 
 
 def test_a_job_that_is_resubmitted_stays_off_the_nodes_as_well(jobs):
-    """Its new number has the batch script's own list."""
+    """The successor starts with the `--exclude` of the batch script, so it needs the list again."""
     ended = fails(jobs[0], "n1", "refuse", refuses=NotRequeueable("presently disabled"))
     assert ended.code == 75
     assert ended.noted("submit") == [("submit", "script.sh", "--exclude=n1")]
@@ -336,7 +336,7 @@ def test_a_job_that_is_resubmitted_stays_off_the_nodes_as_well(jobs):
     assert successor.state["excluded"] == ["n1"]
 
 
-# -- what the controller says of nodes -------------------------------------------------------------
+# -- the controller's list of nodes ----------------------------------------------------------------
 
 SINFO = """\
 n1|idle|a100,big|gpu:a100:4(S:0-1)
@@ -364,7 +364,7 @@ n8|draining|a100|gpu:4
     ],
 )
 def test_the_nodes_that_a_job_could_run_on(job, usable, tmp_path, monkeypatch):
-    """Not those that wait for an administrator; those that only sleep, or are busy, count."""
+    """Nodes that are down or drained do not count; busy and powered-down nodes do."""
     sinfo = tmp_path / "sinfo"
     sinfo.write_text(f"#!/bin/sh\ncat <<'END'\n{SINFO}END\n")
     sinfo.chmod(0o755)

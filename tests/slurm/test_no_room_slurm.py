@@ -1,4 +1,4 @@
-"""A disk without room, on a true cluster: the job goes back into the queue for a while."""
+"""A disk without room, on a real cluster: the job is requeued with a delay."""
 
 import contextlib
 
@@ -25,7 +25,7 @@ FILL = """
 
 
 def test_a_job_without_room_for_its_checkpoint_waits_in_the_queue_and_resumes(cluster, tmp_path):
-    """It holds no node meanwhile; the checkpoint before is good, and room returns."""
+    """The job occupies no node while it waits, and resumes from its previous checkpoint."""
     with contextlib.closing(SlurmApp(cluster, tmp_path / "app", misbehave=FILL)) as app:
         sweep = app.start("++holds.plain=1", "resilience.requeue.max_no_progress=1")
         app.wait_for_gate("plain 0", sweep)

@@ -1,7 +1,7 @@
-"""What the wrapper decides where the cluster says little: no controller, no report, no srun.
+"""The wrapper's decisions if information is missing: no controller, no report, no srun.
 
-Each test runs wrappers as processes; only Slurm is played (`played_jobs.py`). One module, since all
-of it asks one wrapper on one stand-in for the cluster.
+Each test runs wrappers as processes; only Slurm is simulated (`played_jobs.py`). One module, since
+every case is one start of the same wrapper on the same simulated cluster.
 """
 
 import signal
@@ -29,7 +29,7 @@ def both(code, **changes):
 
 
 def test_without_an_answer_the_clock_decides(played):
-    """Told to leave shortly before its limit, and nobody there to ask: it is the limit."""
+    """Without the controller's answer, a requeue request shortly before the limit counts as it."""
     near = played().step(75, *both(75)).run(None, RUNS, left_s=40.0)
     assert near.reason == "time_limit"
     far = played().step(75, *both(75)).run(None, RUNS, left_s=4000.0)
@@ -44,7 +44,7 @@ def test_without_an_answer_the_clock_decides(played):
 def test_a_task_killed_for_not_hearing_of_the_limit_was_ended_by_it(
     played, left_s, is_held, reason
 ):
-    """No failure of its own: it may just have been importing. One killed by others is."""
+    """The task could have been importing, so it is not at fault, unless others have killed it."""
     says = replace(RUNS, left_s=left_s)
     job = played().step(137, *both(KILLED, is_held=is_held))
     ended = job.run(says, says, left_s=left_s)
@@ -55,16 +55,16 @@ def test_a_task_killed_for_not_hearing_of_the_limit_was_ended_by_it(
 def test_a_task_that_dies_of_the_limit_s_announcement_was_ended_by_the_limit(
     played, left_s, reason
 ):
-    """An interpreter that is just ending has no handlers any more."""
+    """An interpreter that is shutting down has no signal handlers any more."""
     says = replace(RUNS, left_s=left_s)
     ended = played().step(140, *both(-signal.SIGUSR2)).run(says, says, left_s=left_s)
     assert next(one["reason"] for one in ended.events if one["kind"] == "end") == reason
 
 
 def test_pauses_are_no_multiples_of_what_slurm_s_checks_take():
-    """A start on their beat is told of its limit a minute early, after each pause.
+    """A start in phase with Slurm's checks would get its signal a minute early, after each pause.
 
-    Jobs that one preemption has ended do not come back at one moment, either.
+    Nor do jobs that were preempted together start again at the same moment.
     """
     decision = Decision(starts_again=True, because="preempted", pause_s=60.0)
     pauses = [spread(decision, f"job {number}", 2).pause_s for number in range(8)]
@@ -74,7 +74,7 @@ def test_pauses_are_no_multiples_of_what_slurm_s_checks_take():
 
 
 def test_without_an_answer_nothing_is_requeued(played):
-    """It may have been cancelled meanwhile; and what would requeue it does not answer either."""
+    """The job could have been cancelled; and without the controller a requeue would fail anyway."""
     ended = played().step(75, *both(75)).run(replace(PREEMPTED, left_s=10.0), None)
     assert (ended.code, ended.did) == (75, [])
     assert (ended.state["state"], ended.state["reason"]) == ("stopped", "unanswered")
@@ -83,14 +83,14 @@ def test_without_an_answer_nothing_is_requeued(played):
 
 
 def test_a_controller_that_is_away_is_asked_until_the_allocation_ends(played):
-    """Two minutes of its absence cost no job that has seven more of its own."""
+    """A job with seven minutes left is not lost if the controller is away for two minutes."""
     ended = played().step(75, *both(75)).run(*[None] * 40, RUNS, left_s=430.0)
     assert (ended.code, ended.did) == (75, REQUEUED)
 
 
 @pytest.mark.parametrize(("left_s", "asking_s"), [(430.0, 60), (55.0, 40), (20.0, 10)])
 def test_a_question_leaves_the_end_what_it_needs(played, left_s, asking_s):
-    """One that was asked for a minute could outlast the allocation, and leave no note."""
+    """A request of a minute could outlast the allocation, so that no state would be written."""
     says = replace(PREEMPTED, left_s=left_s)
     ended = played().step(75, *both(75)).run(says, left_s=left_s)
     _, (_, at_the_end), *_ = ended.noted("show")
@@ -98,11 +98,11 @@ def test_a_question_leaves_the_end_what_it_needs(played, left_s, asking_s):
 
 
 ASKED_ONCE = "kill -TERM $PPID; until [ $(grep -c show $NOTES) -gt 1 ]; do sleep 0.01; done"
-"""The wrapper is told to end, and has asked the controller why."""
+"""Shell code that signals the wrapper, and waits until it has queried the controller."""
 
 
 def test_a_job_that_is_being_killed_asks_once(played):
-    """Nobody is left after KillWait to write down why the job is gone."""
+    """After KillWait the wrapper is killed, and could not record why the job has ended."""
     ended = played().step(75, *both(75), first=ASKED_ONCE).run(None, left_s=430.0)
     assert ended.state["unrequeued"] == "busy"
     assert len(ended.noted("show")) == 4  # the limit, at the signal, at the end, for the requeue
@@ -115,7 +115,7 @@ def test_a_job_that_is_gone_was_cancelled(played):
 
 
 def test_cancelled_between_the_two_questions(played):
-    """While it was saving."""
+    """The job is cancelled while it saves after a preemption."""
     gone = JobInfo("COMPLETING", "None", 0, "2026-01-01T00:00:00")
     ended = played().step(143, *both(143)).run(PREEMPTED, gone)
     assert (ended.code, ended.did, ended.state["reason"]) == (143, [], "cancelled")
@@ -134,7 +134,7 @@ BACK = JobInfo("COMPLETING", "None", 1, None, left_s=3000.0)
     ],
 )
 def test_a_rank_that_left_no_report_was_lost_with_its_node(played, says, lost, reason):
-    """No failure of the job, and no place to start it again; Slurm notices it minutes later."""
+    """The job is not at fault, and cannot restart there; Slurm notices the loss minutes later."""
     gone = Verdict(Reason.rank_lost, "rank 1 is gone", 70)
     job = played().step(70, report(70), verdict=gone)
     ended = job.run(says, says, lost=lost, on="n[1-2]")
@@ -144,18 +144,18 @@ def test_a_rank_that_left_no_report_was_lost_with_its_node(played, says, lost, r
 
 
 def test_what_slurm_has_requeued_is_not_requeued_again(played):
-    """And the limit that it shows is the next start's."""
+    """The time limit in Slurm's answer is then that of the next start."""
     done = JobInfo("PENDING", "BeginTime", 1, None, left_s=-1.8e9)
     ended = played().step(75, *both(75)).run(done)
     assert (ended.code, ended.reason, ended.did) == (75, "preempted", [])
     (because,) = [one["because"] for one in ended.events if one["kind"] == "requeue"]
-    assert because.endswith("or `scontrol requeue` by hand")  # the controller cannot tell
+    assert because.endswith("or `scontrol requeue` by hand")  # Slurm does not record which
     asked = [one for one in ended.events if one["kind"] == "why"]
     assert [one["left_s"] for one in asked] == [None, None]
 
 
 def test_sigint_by_hand_ends_the_job_as_ctrl_c_does(played):
-    """`scancel --signal=INT`: somebody wants it to save, and to stay away."""
+    """After `scancel --signal=INT` the job saves, and is not requeued."""
     ended = played().step(130, *both(130)).run(RUNS)
     assert (ended.code, ended.reason, ended.did) == (130, "interrupted", [])
 
@@ -171,33 +171,33 @@ def test_sigint_by_hand_ends_the_job_as_ctrl_c_does(played):
     ],
 )
 def test_a_task_that_a_signal_killed_in_its_first_instant(played, exit_code, reason, code):
-    """Before anybody could keep it; srun's own code is all there is."""
+    """No supervisor has reported the end, so srun's exit code is the only source."""
     ended = played().step(exit_code).run(RUNS)
     first = next(one for one in ended.events if one["kind"] == "end")
     assert (first["reason"], first["code"]) == (reason, code)
 
 
 def test_srun_that_cannot_start_the_task_is_no_failure_of_the_task(played):
-    """A node that does not answer: elsewhere, later, it may work."""
+    """If a node does not respond, a later start on another node can work."""
     ended = played().step(1).run(RUNS)
     assert (ended.reason, ended.text) == ("crashed", "srun could not start the task")
     assert (ended.code, ended.did) == (75, REQUEUED)
 
 
 def test_a_program_that_is_not_there_is_a_failure(played):
-    """`hydra.launcher.python` names it; it will not be there the next time."""
+    """The program of `hydra.launcher.python` would be missing at the next start, too."""
     ended = played().step(127).run(RUNS)
     assert (ended.reason, ended.text, ended.num_attempts) == ("failed", "exit code 127", 1)
 
 
 def test_the_rank_that_failed_first_says_why(played):
-    """The others die of it, or are killed."""
+    """The other ranks fail because of it, or are killed."""
     ended = played().step(137, report(KILLED, time=9.0), report(65, 1, time=5.0)).run(RUNS)
     assert (ended.reason, ended.code) == ("halted", 65)
 
 
 def test_the_rank_whose_check_failed_says_why(played):
-    """The others leave with its exit code, and may be faster; at the start there is no verdict."""
+    """Other ranks exit with the same code, possibly earlier, so the node file decides."""
     ranks = report(69, 0, time=5.0, node="n1"), report(69, 1, time=9.0, node="n2")
     leaves = Verdict(Reason.unhealthy, "rank 1 leaves", 69)
     found = NodeFault("n2", "ecc", "ecc on n2", "halt")
@@ -206,7 +206,7 @@ def test_the_rank_whose_check_failed_says_why(played):
 
 
 def test_the_sick_node_is_excluded_beside_those_that_were(played):
-    """By the code alone it is that of the rank which ended first: the others leave with it."""
+    """Without a node file, the node of the first rank that exits with 69 is excluded."""
     ranks = report(69, 0, node="n1"), report(69, 1, time=2.0, node="n2")
     limits = RequeueLimits.of(RequeueConfig())
     limits = replace(limits, has_other_nodes=True, max_excluded_nodes=3)
@@ -216,7 +216,7 @@ def test_the_sick_node_is_excluded_beside_those_that_were(played):
 
 
 def test_a_killed_task_stays_on_its_nodes_unless_the_limit_is_near(played):
-    """To load everything again for a minute's training is not worth it."""
+    """Loading everything again is not worth it for a minute of training."""
     ended = played().step(137, *both(KILLED)).run(RUNS)
     assert (ended.code, ended.did, ended.num_attempts) == (0, [], 2)
     late = replace(RUNS, left_s=100.0)
@@ -225,12 +225,12 @@ def test_a_killed_task_stays_on_its_nodes_unless_the_limit_is_near(played):
 
 
 LOOKS = "until [ $(grep -c show $NOTES) -gt 1 ]; do sleep 0.01; done"
-"""The wrapper has looked at the time limit; its clock is an hour ahead each second."""
+"""Shell code that waits until the wrapper has read the time limit; the clock is sped up."""
 
 
 @pytest.mark.parametrize("left_s", [30000.0, 20.0])
 def test_a_time_limit_that_was_moved_is_written_down_for_the_task(played, left_s):
-    """Less what its supervisor needs to end it."""
+    """The time for the task is shorter by the seconds that its supervisor needs to end it."""
     job = played()
     end_time = forge_dir(job.directory) / "end_time"
     first = f"{LOOKS}; until [ -e '{end_time}' ]; do sleep 0.01; done"
@@ -244,7 +244,7 @@ def test_a_time_limit_that_was_moved_is_written_down_for_the_task(played, left_s
 
 @pytest.mark.parametrize("answer", [None, NoSuchJob("gone"), replace(RUNS, left_s=5.0)])
 def test_a_look_at_the_time_limit_ends_no_job(played, answer):
-    """Nobody answers, or the disk is full."""
+    """The controller can be silent, or the file cannot be written."""
     job = played()
     in_the_way = forge_dir(job.directory) / "end_time" / "in the way"
     first = f"mkdir -p '{in_the_way}'; {LOOKS}"
@@ -254,11 +254,11 @@ def test_a_look_at_the_time_limit_ends_no_job(played, answer):
     assert not [one for one in ended.events if one["kind"] == "time limit moved"]
 
 
-# -- what an earlier wrapper has left --------------------------------------------------------------
+# -- the state of an earlier wrapper ---------------------------------------------------------------
 
 
 def test_a_wrapper_killed_in_this_very_start_leaves_a_crash(played):
-    """The batch script has started another; the allocation was never lost."""
+    """The batch script has started another wrapper in the same allocation."""
     ended = played().left("running", restarts=0).run(RUNS)
     assert ended.noted("end_step") == [("end_step", 4)]
     assert (ended.code, ended.did, ended.num_attempts) == (0, [], 1)
@@ -268,13 +268,13 @@ def test_a_wrapper_killed_in_this_very_start_leaves_a_crash(played):
 
 
 def test_a_wrapper_killed_after_the_end_ends_as_before(played):
-    """The job is over: neither a new chance nor another code."""
+    """The job has ended, so the wrapper exits with the same code without an attempt."""
     ended = played().left("failed", restarts=0).run(RUNS)
     assert (ended.code, ended.num_attempts) == (7, 0)
 
 
 def test_a_job_requeued_by_hand_after_its_end_has_another_chance(played):
-    """Whoever types `scontrol requeue` wants it to run, with budgets as at the first start."""
+    """After `scontrol requeue` by hand the job runs again, and its budgets are reset."""
     ended = played().left("failed", restarts=0).run(RUNS, restarts=1)
     assert (ended.code, ended.num_attempts) == (0, 1)
     assert ended.state["counts"]["preemptions"] == 0
@@ -283,36 +283,36 @@ def test_a_job_requeued_by_hand_after_its_end_has_another_chance(played):
 @pytest.mark.parametrize(
     ("state", "now", "because", "preemptions"),
     [
-        ("starting", 1, [], 2),  # we requeued it, and have accounted for it
-        ("starting", 3, [], 4),  # Slurm did it twice more before a wrapper began
-        ("running", 1, ["node failed"], 3),  # the lost node is one itself
+        ("starting", 1, [], 2),  # requeued by forge, and counted already
+        ("starting", 3, [], 4),  # requeued by Slurm two more times before a wrapper began
+        ("running", 1, ["node failed"], 3),  # the lost node counts as well
         ("running", 2, ["node failed"], 4),
     ],
 )
 def test_slurm_s_own_count_of_restarts_is_held_against_ours(
     state, now, because, preemptions, played
 ):
-    """What no wrapper has seen counts as well, or a budget would never end."""
+    """Restarts that no wrapper has seen count as well, or a budget would never end."""
     ended = played().left(state, restarts=0).run(RUNS, restarts=now)
     assert [one["because"] for one in ended.events if one["kind"] == "requeue"] == because
     assert ended.state["counts"]["preemptions"] == preemptions
 
 
 def test_a_job_begins_at_once_where_slurm_has_brought_it_back(played):
-    """The allocation is its own already: to requeue it again is a second wait in a full queue."""
+    """The job has its allocation; another requeue would mean another wait in the queue."""
     ended = played().left("running", restarts=0).run(RUNS, restarts=1)
     assert (ended.code, ended.did, ended.num_attempts) == (0, [], 1)
 
 
 def test_a_wrapper_that_slurm_had_told_to_end_was_preempted(played):
-    """No time to requeue is no lost node."""
+    """A wrapper without the time to requeue must not count as a lost node."""
     ended = played().left("running", restarts=0, is_ending=True).run(RUNS, restarts=1)
     (because,) = [one["because"] for one in ended.events if one["kind"] == "requeue"]
     assert because.startswith("requeued by Slurm: preempted without a grace time, or `scontrol")
 
 
 def test_a_wrapper_that_slurm_tells_to_end_writes_it_into_its_state(played, tmp_path):
-    """If it is killed before it can say how the attempt ended."""
+    """The next wrapper reads it if this one is killed before it can record the attempt's end."""
     job, seen = played(), tmp_path / "seen"
     state = forge_dir(job.directory) / STATE
     wait = f"until grep -q is_ending '{state}'; do sleep 0.01; done; cp '{state}' '{seen}'"
@@ -321,7 +321,7 @@ def test_a_wrapper_that_slurm_tells_to_end_writes_it_into_its_state(played, tmp_
     assert (content["state"], content["is_ending"]) == ("running", True)
 
 
-# -- where Slurm does not bring it back ------------------------------------------------------------
+# -- if Slurm does not requeue the job -------------------------------------------------------------
 
 KILLED_BY_PREEMPTION = JobInfo(
     *("COMPLETING", "None", 0, "2026-01-01T00:00:07"),
@@ -333,7 +333,7 @@ SUBMITTED = ("submit", "script.sh")
 
 
 def preempted(job, **more):
-    """A start that Slurm ends without bringing the job back."""
+    """Start the job; Slurm preempts it without a requeue."""
     return job.step(143, *both(143)).run(KILLED_BY_PREEMPTION, refuses=DISABLED, **more)
 
 
@@ -348,7 +348,7 @@ def test_it_is_submitted_anew_with_its_number_in_the_array(played, monkeypatch):
 
 @pytest.mark.parametrize("was_submitted", [True, False])
 def test_a_kill_between_sbatch_and_the_note_gives_one_successor(played, was_submitted):
-    """The intent is on disk before sbatch; the queue says whether it came so far."""
+    """The intent is on disk before sbatch; the queue shows whether sbatch succeeded."""
     job = played()
     killed = preempted(job, submits=KeyboardInterrupt)
     assert len(killed.noted("submit")) == 1
@@ -361,7 +361,7 @@ def test_a_kill_between_sbatch_and_the_note_gives_one_successor(played, was_subm
 
 
 def test_a_wrapper_that_has_submitted_its_job_anew_does_not_run_it(played):
-    """The batch script starts a killed wrapper again, until Slurm ends it as well."""
+    """The batch script restarts a killed wrapper until Slurm ends the script, too."""
     job = played()
     before = preempted(job).num_attempts
     ended = job.run(RUNS, left_s=None)
@@ -369,7 +369,7 @@ def test_a_wrapper_that_has_submitted_its_job_anew_does_not_run_it(played):
 
 
 def test_the_successor_has_the_budgets_of_its_predecessor(played):
-    """Another number is not another job."""
+    """A new job number does not make another job."""
     job = played().left("starting", restarts=-1, counts={"preemptions": 5}, because="why")
     ended = preempted(job)
     assert ended.state["successor"] == "99"
@@ -379,7 +379,7 @@ def test_the_successor_has_the_budgets_of_its_predecessor(played):
 
 
 def test_what_sbatch_refuses_is_left_to_the_launcher(played):
-    """Sites that do not allow it on their compute nodes."""
+    """Some sites do not allow sbatch on their compute nodes."""
     refused = SlurmRefused("sbatch: Access/permission denied")
     said = preempted(played(), submits=refused).state["unrequeued"]
     assert "presently disabled" in said
@@ -390,7 +390,7 @@ def test_what_sbatch_refuses_is_left_to_the_launcher(played):
 
 
 def test_a_signal_by_hand_to_the_batch_script_does_not_end_the_job(played):
-    """`scancel --full`: Slurm says that the job runs, and nobody preempts it."""
+    """After `scancel --full` Slurm still shows the job as running, and not as preempted."""
     job = played().step(137, *both(KILLED), first=ASKED_ONCE)
     ended = job.run(RUNS, True, RUNS)  # the tasks are killed before they have saved
     assert next(one for one in ended.events if one["kind"] == "end")["reason"] == "signalled"
@@ -399,7 +399,7 @@ def test_a_signal_by_hand_to_the_batch_script_does_not_end_the_job(played):
 
 
 def test_a_signal_by_hand_to_the_batch_script_is_passed_on_to_the_tasks_once(played):
-    """Also where there are none yet, or where the controller is busy."""
+    """It is repeated if there are no tasks yet, or the controller is busy."""
     first = "kill -TERM $PPID; until grep -q signal $NOTES; do sleep 0.01; done"
     job = played().step(143, *both(143), first=first)
     ended = job.run(RUNS, False, None, True, RUNS)
@@ -408,13 +408,13 @@ def test_a_signal_by_hand_to_the_batch_script_is_passed_on_to_the_tasks_once(pla
 
 
 def test_a_signal_of_slurm_is_not_passed_on_to_the_tasks(played):
-    """Slurm tells them as well; a second one may mean more to them."""
+    """Slurm signals the tasks itself; a second signal can mean an immediate exit."""
     ended = played().step(75, *both(75), first=ASKED_ONCE).run(PREEMPTED)
     assert (ended.code, ended.did) == (75, REQUEUED)
 
 
 def test_a_batch_script_that_was_killed_is_no_cancel(played):
-    """COMPLETING in both cases; but its wrapper has lost its parent."""
+    """The state is COMPLETING in both cases, but here the wrapper has lost its parent."""
     cancelled = JobInfo("COMPLETING", "JobLaunchFailure", 0, None, end_time="2026-01-01T00:00:07")
     ended = played().step(143, *both(143)).run(cancelled, is_orphaned=True)
     assert (ended.reason, ended.text) == ("crashed", "its batch script was killed")

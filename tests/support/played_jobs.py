@@ -1,7 +1,7 @@
-"""Jobs on a cluster of which all but the wrapper is played: what it decides, by its public face.
+"""Jobs on a simulated cluster, of which only the wrapper is real, to test its decisions.
 
-A job's wrapper runs as a process (`wrapped.py`); the step that it starts is a script that leaves
-what ranks leave, and the controller gives the answers that a test gives it.
+A job's wrapper runs as a process (`wrapped.py`). The step that it starts is a script that writes
+the files of the ranks, and the controller's answers are those that a test defines.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ SCRIPT = Path(__file__).with_name("wrapped.py")
 
 
 def report(code: int, rank: int = 0, **changes: Any) -> tuple[int, dict[str, Any]]:
-    """What a rank's supervisor leaves of its end."""
+    """The report of a rank's supervisor on the rank's end."""
     return rank, {"code": code, "time": 1.0, "is_held": False, "node": "n1"} | changes
 
 
 @dataclass
 class Ended:
-    """What one start of a job has come to."""
+    """The result of one start of a job."""
 
     code: int
     said: str
     notes: list[list[Any]]
     state: dict[str, Any]
     events: list[dict[str, Any]]
-    """Of the job's own ledger, from all its starts."""
+    """The events in the job's ledger, from all its starts."""
 
     def noted(self, *kinds: str) -> list[Any]:
-        """What it asked Slurm to do."""
+        """The wrapper's calls to Slurm, of these kinds."""
         return [tuple(one) for one in self.notes if one[0] in kinds]
 
     @property
@@ -67,7 +67,7 @@ class Ended:
 
     @property
     def reason(self) -> str:
-        """Of the last attempt's end."""
+        """The reason in the end event of the last attempt."""
         return [one["reason"] for one in self.events if one["kind"] == "end"][-1]
 
     @property
@@ -80,7 +80,7 @@ class Ended:
 
 
 class PlayedJob:
-    """A job whose cluster is played."""
+    """A job on a simulated cluster."""
 
     def __init__(self, directory: Path, script: Path, **changes: Any) -> None:
         self.directory, self.script = directory, script
@@ -96,7 +96,7 @@ class PlayedJob:
         (self._folder / "finishes.sh").write_text("\n".join([*returned, finished]))
 
     def _left(self, name: str, reports: Iterable[tuple[int, dict[str, Any]]], **more: Any) -> str:
-        """A line that leaves in the job's directory what ranks have left."""
+        """A shell command that copies the files of the ranks into the job's directory."""
         place = self._folder / name
         forge_dir(place).mkdir(parents=True)
         for rank, content in reports:
@@ -114,12 +114,12 @@ class PlayedJob:
     def step(
         self, exit_code: int, *reports: tuple[int, dict[str, Any]], first: str = "", **more: Any
     ) -> PlayedJob:
-        """The next step that is started ends so: by the exit code of srun, or minus a signal.
+        """Define the end of the next step: the exit code of srun, or a negative signal number.
 
         Args:
-            reports: What its ranks leave.
-            first: What its script does before; `$NOTES` is what the wrapper has asked so far.
-            more: A `verdict`, and what was found `sick`, by rank.
+            reports: The reports of the step's ranks.
+            first: Shell code that runs before; `$NOTES` has the wrapper's calls so far.
+            more: A `verdict`, and the node faults of ranks (`sick`).
         """
         number = next(self._numbers)
         end = f"exit {exit_code}" if exit_code >= 0 else f"kill -{-exit_code} $$"
@@ -129,7 +129,7 @@ class PlayedJob:
         return self
 
     def left(self, state: str, restarts: int, **more: Any) -> PlayedJob:
-        """A wrapper that was killed in the start with so many restarts has left this."""
+        """Write the state of a wrapper that was killed in the start with this restart count."""
         content = {"because": "why", "counts": {"preemptions": 2, "restarts": 3}, "pid": 1}
         content |= {"slurm_job": "7", "slurm_restarts": restarts, "state": state}
         content |= {"step": 4, "time": 5.0, "code": 7}
@@ -146,11 +146,11 @@ class PlayedJob:
         on: str = "",
         **says: Any,
     ) -> Ended:
-        """Start its wrapper, and wait for its end.
+        """Start the job's wrapper, and wait for its end.
 
         Args:
-            answers: Of the controller, to questions why the job is stopped, say.
-            left_s: What it says before, of the time limit; None: it is not asked.
+            answers: The controller's answers, to queries why the job is stopped, for example.
+            left_s: The time left in the controller's first answer; None if there is no query.
             on: SLURM_JOB_NODELIST.
         """
         first = [] if left_s is None else [replace(RUNS, left_s=left_s)]
@@ -185,7 +185,7 @@ class PlayedJob:
 
 @pytest.fixture
 def played(tmp_path, monkeypatch):
-    """Makes jobs of two ranks, each in a directory of its own."""
+    """Returns a function that makes jobs of two ranks, each in its own directory."""
     for name in [name for name in os.environ if name.startswith("SLURM")]:
         monkeypatch.delenv(name)
     numbers = itertools.count()

@@ -1,8 +1,7 @@
-"""Finds what a module touches that is private to somebody else: `other._x`, `from m import _x`.
+"""Finds uses of names that are private to another module: `other._x`, `from m import _x`.
 
-A name is a module's own where the module defines it, or a class of it that stands below `self`
-does: that class or one that it derives from. Names that are documented though they begin with an
-underscore are nobody's secret.
+A name belongs to a module if the module defines it; a name after `self.`, also if a base class of
+one of the module's classes does. Documented names that begin with an underscore are not private.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from repository import modules
 
 DOCUMENTED = {"_exit", "_asdict", "_fields", "_make", "_replace", "_value_", "_typeshed"}
 DOCUMENTED |= {"_target_", "_self_"}
-"""Of `os`, of namedtuples and enums, typeshed's own module, and keys of Hydra: all documented."""
+"""Documented names of `os`, namedtuples, enums and typeshed, and keys of Hydra."""
 _PRIVATE = re.compile(r"_[A-Za-z]\w*")
 
 
 def private_parts(path: Path) -> list[str]:
-    """`line: code` of each place in a file."""
+    """`line: code` of each such use in a file."""
     tree = ast.parse(path.read_text())
     of_module, of_self = _defined(tree), _defined(tree) | _inherited(tree)
     found = []
@@ -34,11 +33,11 @@ def private_parts(path: Path) -> list[str]:
 
 
 def _named(node: ast.AST) -> Iterator[str]:
-    """Names that are looked up in something else, as attributes or as texts."""
+    """The names that a node looks up in another object, as attributes or as texts."""
     if isinstance(node, ast.Attribute):
         yield node.attr
     elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-        yield node.value  # of getattr, of vars(…): a text that is nothing but such a name
+        yield node.value  # for getattr and vars(…): a text that consists of a name
     elif isinstance(node, ast.ImportFrom) and node.module not in modules():
         yield from [*str(node.module).split("."), *(alias.name for alias in node.names)]
     elif isinstance(node, ast.ImportFrom):

@@ -1,7 +1,7 @@
-"""A user's folder with an app, swept over by `hydra/launcher=slurm` on the tests' own cluster.
+"""A user's folder with an app, run as a sweep by `hydra/launcher=slurm` on the tests' own cluster.
 
-A job holds still at a step until something happens to it: no test depends on how fast a machine is.
-`kind` names what a job is there for, and gives it its own options by a table in its config.
+A job waits at a step until the test disturbs it, so that no test depends on a machine's speed.
+`kind` names the purpose of a job, and selects its options from a table in its config.
 """
 
 from __future__ import annotations
@@ -130,11 +130,11 @@ BARE_CONF = """
     resilience:
       health: {enabled: false}
 """
-"""For mains that need nothing else."""
+"""A config without further keys, for simple mains."""
 
 
 class SlurmApp(App):
-    """The folder, and the sweeps started in it on a cluster."""
+    """The user's folder, and the sweeps started in it on a cluster."""
 
     def __init__(
         self,
@@ -144,10 +144,10 @@ class SlurmApp(App):
         conf: str = CONF,
         misbehave: str = "",
     ):
-        """`conf` has to have the key `gates`."""
+        """Write the app's files. `conf` has to have the key `gates`."""
         super().__init__(folder, train, conf, misbehave)
         self.cluster = cluster
-        self.gates = folder / "places"  # no config group of that name
+        self.gates = folder / "places"  # there is no config group of that name
         self.gates.mkdir()
 
     def command(self, *overrides: str) -> list[str]:
@@ -157,7 +157,7 @@ class SlurmApp(App):
 
     @property
     def environment(self) -> dict[str, str]:
-        """The launcher's: of no job that the tests themselves may run in."""
+        """The launcher's environment, without variables of a job in which the tests run."""
         outer = {name: "" for name in os.environ if name.startswith(("SLURM", "SBATCH"))}
         return outer | self.cluster.environment
 
@@ -168,19 +168,19 @@ class SlurmApp(App):
         return super().run(*overrides, **self.environment, **env)
 
     def go_on_here(self, output: str) -> subprocess.CompletedProcess:
-        """By the command that was printed, with this cluster."""
+        """Run the printed resume command on this cluster."""
         with pytest.MonkeyPatch.context() as patch:
             for name, value in self.environment.items():
                 patch.setenv(name, value)
             return self.go_on(output)
 
     def close(self) -> None:
-        """End what a test has left, in the queue as well."""
+        """End the processes and queued jobs that a test has left."""
         super().close()
         self.cluster.clear()
 
     def wait_for_jobs(self, sweep: Process, number: int = 1) -> None:
-        """Until a sweep has given so many jobs their places."""
+        """Wait until a sweep has recorded this number of jobs."""
         sweep.wait_for(lambda: len(self._places()) >= number, f"{number} jobs")
 
     def jobs_by_place(self) -> list[SlurmJob]:
@@ -197,11 +197,11 @@ class SlurmApp(App):
 
     def _places(self) -> list[dict]:
         index = forge_dir(self.sweep_dir) / "jobs.jsonl"
-        lines = index.read_text().split("\n")[:-1] if index.exists() else []  # the last: in writing
+        lines = index.read_text().split("\n")[:-1] if index.exists() else []  # whole ones
         return [json.loads(line) for line in lines if line]
 
     def wait_for_gate(self, name: str, sweep: Process) -> None:
-        """Until a job of a sweep says that it has come to a place."""
+        """Wait until a job of a sweep has reached a point of its script."""
         sweep.wait_for((self.gates / name).exists, f"gate {name}", PATIENCE_S)
 
 
@@ -218,7 +218,7 @@ class SlurmJob(SweptJob):
 
     @property
     def slurm_id(self) -> str:
-        """As Slurm's commands take it."""
+        """The job's id for Slurm's commands."""
         return self.state["slurm_job"]
 
     @property
@@ -228,7 +228,7 @@ class SlurmJob(SweptJob):
 
     @property
     def restarts(self) -> int:
-        """How often Slurm has requeued it."""
+        """How often Slurm has requeued the job."""
         return int(self.shown["Restarts"])
 
     @property
@@ -254,7 +254,7 @@ class SlurmJob(SweptJob):
         def is_it(pid: int) -> bool:
             try:
                 words = Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")
-            except OSError:  # it is gone meanwhile
+            except OSError:  # the process has ended meanwhile
                 return False
             return program in Path(words[0]).name and any(argument in one for one in words[1:])
 
@@ -265,39 +265,39 @@ class SlurmJob(SweptJob):
 
     @property
     def starts(self) -> list[int]:
-        """The step at which each start of its training began."""
+        """The first step of each attempt."""
         return [attempt.start_step for attempt in ledger.read(self.directory).attempts]
 
     @property
     def repeated(self) -> list[int]:
-        """For each start but the first, how many steps it did again."""
+        """The number of steps that each attempt after the first has repeated."""
         attempts = ledger.read(self.directory).attempts
         return [_last(one) - two.start_step for one, two in itertools.pairwise(attempts)]
 
 
 def _last(attempt: ledger.AttemptLog) -> int:
-    """The step at which an attempt knew that it ended, or else began."""
+    """The step of an attempt's stop event, or else that of its start."""
     return max(one["step"] for one in attempt.events if one["kind"] in ("stop", "start"))
 
 
 def table(**values: object) -> str:
-    """As an override has it."""
+    """A mapping in the syntax of overrides."""
     return "{" + ",".join(f"{name}:{value}" for name, value in values.items()) + "}"
 
 
 def urgent(cluster: Cluster, folder: Path, *options: str) -> str:
-    """A job that preempts whatever runs on its nodes."""
+    """Submit a job that preempts all jobs on its nodes."""
     return submit(cluster, folder, "sleep 0.1", "--partition=urgent", "--exclusive", *options)
 
 
 def reasons(job: SlurmJob) -> list[str]:
-    """Why each of its attempts has ended."""
+    """The reason of the end of each attempt."""
     return [one["reason"] for one in job.told if one["kind"] == "end"]
 
 
 @pytest.fixture(scope="session")
 def undisturbed(shared_folder: Path) -> SweptJob:
-    """What a job of TRAIN ends with that nobody interrupts; on this machine, without a cluster."""
+    """A job of TRAIN that ran without interruption, on this machine, without a cluster."""
 
     def make(folder: Path) -> None:
         app = App(folder / "app", TRAIN, CONF)

@@ -1,4 +1,4 @@
-"""Stores in a directory of their own, closed at the test's end."""
+"""Checkpoint stores, each in its own directory, that are closed at the end of the test."""
 
 import pytest
 from stores import commit, state_of
@@ -42,7 +42,7 @@ def _state_of():
 
 @pytest.fixture
 def small_chunks(monkeypatch):
-    """Files of some kilobytes then have many chunks, and several threads."""
+    """With small chunks, files of some kilobytes have many chunks, and several threads."""
     for module in (checksums, staged_file, output, file_reading):
         monkeypatch.setattr(module, "CHUNK", 1 << 12)
     monkeypatch.setattr(file_reading, "_STEP", 1 << 9)

@@ -1,4 +1,4 @@
-"""A user's folder with an app, swept over by `hydra/launcher=local` as true processes."""
+"""A user's folder with an app, run as a sweep of real processes by `hydra/launcher=local`."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ CONF = """
 
 
 class App:
-    """The folder, and the sweeps started in it."""
+    """The user's folder, and the sweeps started in it."""
 
     popen = partial(warm.Popen, is_parent=True)
 
@@ -100,7 +100,7 @@ class App:
         (folder / "conf.yaml").write_text(textwrap.dedent(conf))
 
     def hold(self, job: str | int, *steps: int) -> None:
-        """Have a job of TRAIN wait for a stop in a step: of its first start, its second, …"""
+        """Let a job of TRAIN wait in a step for a stop; one step for each start of the job."""
         (self.folder / f"hold {job}").write_text(" ".join(map(str, steps)))
 
     def command(self, *overrides: str) -> list[str]:
@@ -122,7 +122,7 @@ class App:
         return self.started[-1]
 
     def close(self) -> None:
-        """End what a test that failed has left; jobs without a launcher end by themselves."""
+        """End the launchers of a failed test; jobs without a launcher end by themselves."""
         for process in self.started:
             if process.popen.poll() is None:
                 process.signal(signal.SIGKILL)
@@ -142,14 +142,14 @@ class App:
         )
 
     def finish(self, *overrides: str) -> str:
-        """Run it to its end; what it printed."""
+        """Run a sweep that has to succeed; returns its output."""
         done = self.run(*overrides)
         logs = "".join(path.read_text() for path in self.sweep_dir.glob("*/output.log"))
         assert done.returncode == 0, done.stdout + logs
         return done.stdout
 
     def go_on(self, output: str, *, in_shell: bool = False) -> subprocess.CompletedProcess:
-        """By the command that was printed."""
+        """Run the printed resume command."""
         return warm.run_printed(output, in_shell=in_shell)
 
     def job(self, name: str | int) -> SweptJob:
@@ -210,17 +210,17 @@ class SweptJob:
 
     @property
     def told(self) -> list[dict]:
-        """What the wrapper has written into the job's ledger."""
+        """The wrapper's events in the job's ledger."""
         lines = job_ledger(self.directory).read_text().splitlines()
         return [json.loads(line) for line in lines]
 
     @property
     def marked(self) -> list[int]:
-        """Live processes that carry this job's mark."""
+        """pids of live processes with this job's mark in their environment."""
         return processes.marked(TOKEN, self.token)
 
     def is_free(self) -> bool:
-        """Whether nothing of it lives: no marked process, nobody holds the lock."""
+        """Whether the job has no live process, and its lock is free."""
         import fcntl
 
         with (forge_dir(self.directory) / LOCK).open("a") as file:
@@ -240,13 +240,13 @@ class SweptJob:
 
 
 def command_in(text: str) -> list[str]:
-    """The last command that resumes, as words."""
+    """The last resume command in an output, as a list of words."""
     line = next(one for one in reversed(text.splitlines()) if one.strip().startswith("cd "))
     return shlex.split(line.strip())
 
 
 def assert_same_job(job: SweptJob, undisturbed: SweptJob) -> None:
-    """Same final bits, same metrics at every step."""
+    """Assert equal final bits, and equal metrics at every step."""
     one, other = job.weights, undisturbed.weights
     assert one.keys() == other.keys()
     for name in one:

@@ -1,8 +1,8 @@
-"""Processes of Python that are forked from one with torch in it: ten times as quick as fresh ones.
+"""Python processes forked from a process that has imported torch: ten times faster to start.
 
-For whatever does not depend on how Python begins, or takes its modules apart. They are true
-processes: children of who starts them, with their own session, environment and signals. Their own
-sweeps and jobs are forked, too: launcher, wrapper, supervisor and task.
+They suit all tests that do not depend on Python's start-up or on unloaded modules. They are real
+processes: children of the process that starts them, with their own session, environment and
+signals. The sweeps and jobs that they start are forked, too: launcher, wrapper, supervisor, task.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from pathlib import Path
 
 import started
 
-IS_QUICK = os.environ.get("FORGE_TESTS_QUICK") != "no"  # `make proofs` once runs all of torch
+IS_QUICK = os.environ.get("FORGE_TESTS_QUICK") != "no"  # set by `make proofs`
 QUICK = str(Path(__file__).with_name("quick"))
 ROOM = "_" * 60000
-"""In the environment of the process that forks: its children write their own in its place."""
-_begun = subprocess.Popen  # whatever a test puts there: it outlives the test
+"""Reserves space in the forking process's environment, which its children overwrite."""
+_begun = subprocess.Popen  # the original, even if a test replaces it
 _FLAGS = {"-u", "-B", "-I", "-S"}
 _OF_ANY_SESSION = "submitit.core._submit"
-"""A task of submitit's, which has no session of its own: it is of that of what forks it."""
+"""A task of submitit, which stays in the session of the process that forks it."""
 
 
 def arguments(command: list[str], environment: dict[str, str]) -> tuple[str, list[str]] | None:
-    """(`-c`, `-m` or empty, what follows it) of a command line that can be forked; else None."""
+    """(`-c`, `-m` or empty, the arguments after it) if a command can be forked, else None."""
     if command[0] != sys.executable or not all(isinstance(one, str) for one in command):
         return None
     rest = list(command[1:])
@@ -45,10 +45,10 @@ def arguments(command: list[str], environment: dict[str, str]) -> tuple[str, lis
 
 
 class _Zygote:
-    """The other end of a process that forks.
+    """The connection to a process that forks (zygote.py).
 
     Args:
-        modules: What is imported in it besides.
+        modules: Additional modules for that process to import.
     """
 
     def __init__(self, *modules: str) -> None:
@@ -59,12 +59,12 @@ class _Zygote:
         self.is_inherited = False
 
     def use(self, sock: socket.socket, *, is_inherited: bool) -> None:
-        """One that was started for this process."""
+        """Use a forking process that was started for this process."""
         self._socket, self._pid, self.is_inherited = sock, os.getpid(), is_inherited
 
     @property
     def is_own(self) -> bool:
-        """Whether what it forks is a child of this process."""
+        """Whether forked processes are children of this process."""
         return self._pid == os.getpid()
 
     def start(self, request: dict[str, object], fds: list[int]) -> int:
@@ -77,7 +77,7 @@ class _Zygote:
                 socket.send_fds(self._socket, [json.dumps(request).encode()], fds)
                 answer = self._socket.recv(64)
             finally:
-                if not answer:  # it has died, or the test's time is up: the next test has another
+                if not answer:  # it has died, or the test has timed out: the next starts another
                     self._socket.close()
                     self._socket = None
         assert answer, "what forks the processes of the tests has died"
@@ -86,15 +86,15 @@ class _Zygote:
     def _begin(self) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._popen = _begun(
-            # Newer Pythons warn of forks beside threads; torch has some that do nothing.
+            # Newer Pythons warn of forks with threads; torch has some idle threads.
             [
                 *(sys.executable, "-W", "ignore::DeprecationWarning"),
                 *(str(Path(__file__).with_name("zygote.py")), str(theirs.fileno()), self._modules),
             ],
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
-            # Without the paths and threads of the test that happens to be the first to ask:
-            # OpenBLAS's threads, of which a clone has none, would have it wait for them forever.
+            # Not the paths and threads of the first test that needs it: a clone has no threads of
+            # OpenBLAS, and would wait for them forever.
             env={
                 **os.environ,
                 "ROOM": ROOM,
@@ -119,14 +119,14 @@ def _umask() -> int:
 
 
 _SHARDING = ("torch.distributed.fsdp", "torch._dynamo.utils")
-"""What ranks that shard import: seconds, and many pages."""
+"""Modules that ranks with sharding import, which takes seconds and many pages."""
 
 _zygote = _Zygote()
 _sharding = _Zygote(*_SHARDING)
 
 
 class Popen(started.Popen):
-    """As started.Popen; a command line of Python is forked, where nothing else is asked for."""
+    """As started.Popen, but forks a Python command line if no special option is set."""
 
     def __init__(
         self, args, *, kills=None, is_parent=False, is_worker=False, is_sharded=False, **options
@@ -170,16 +170,16 @@ class Popen(started.Popen):
 
 
 def inherit(sock: socket.socket) -> None:
-    """In a process that was forked, and forks itself: its wrappers, as all that has a session."""
+    """Let a forked process fork, too: its wrappers and all children with their own session."""
     _zygote.use(sock, is_inherited=True)
     subprocess.Popen = Popen
 
 
 def adopt(sock: socket.socket) -> None:
-    """In a process of pytest-xdist that was forked: what it would start by itself is there."""
+    """Let a forked process of pytest-xdist use an existing forking process."""
     global _sharding
     _zygote.use(sock, is_inherited=False)
-    _sharding = _Zygote(*_SHARDING)  # else that of whoever forked us
+    _sharding = _Zygote(*_SHARDING)  # otherwise that of the parent process
 
 
 def run(args: list[str], *, timeout: float, **options: object) -> subprocess.CompletedProcess:
@@ -194,7 +194,7 @@ def run(args: list[str], *, timeout: float, **options: object) -> subprocess.Com
 
 
 def run_printed(output: str, *, in_shell: bool = False) -> subprocess.CompletedProcess:
-    """The last command that was printed, `cd <folder> && [env A=1] python …`, run elsewhere."""
+    """Run the last printed command, `cd <folder> && [env A=1] python …`, from another folder."""
     lines = [line.strip() for line in output.splitlines()]
     command = next(line for line in reversed(lines) if line.startswith("cd "))
     options = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}

@@ -1,7 +1,7 @@
-"""A Python with torch, Hydra and forge imported, from which ready processes are forked.
+"""A Python process with torch, Hydra and forge imported, from which test processes are forked.
 
-`warm.py` starts it and asks it. What it forks is its parent's child, not its own: whoever asks
-waits for it, as for a process that it started by itself.
+`warm.py` starts it and sends it requests. A forked process is a child of this process's parent, so
+that the requester can wait for it as for any child.
 Source: clone(2), CLONE_PARENT; proc(5), stat.
 """
 
@@ -48,7 +48,7 @@ from hydra._internal.core_plugins.structured_config_source import StructuredConf
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-# That of this tree: a copy with a planted defect is not the one that is installed.
+# The forge of this tree, since a copy with a planted defect is not the installed one.
 sys.path.insert(1, TREE := str(Path(__file__).parents[2]))
 for plugin in pkgutil.iter_modules(hydra._internal.core_plugins.__path__):
     importlib.import_module(f"hydra._internal.core_plugins.{plugin.name}")
@@ -75,11 +75,11 @@ SET_PDEATHSIG = 1
 SET_MM, SET_MM_ENV_END = 35, 11
 MADV_COLLAPSE = 25  # since Linux 6.1
 HUGE = 2 << 20
-LIBC = ctypes.PyDLL(None)  # keeps the interpreter's lock, as a fork has to
+LIBC = ctypes.PyDLL(None)  # keeps the GIL, which a fork needs
 
 
 def read_once():
-    """The files of Hydra, and the presets: reading them is most of what a composition takes."""
+    """Cache the files of Hydra and the presets, whose reading dominates a composition."""
     read, really = {}, ConfigRepository.load_config
 
     def load_config(self, config_path):
@@ -102,10 +102,10 @@ def read_once():
 
 
 def compose_once():
-    """Hydra composes each config of a sweep, checks it, and composes it again to run it.
+    """Cache compositions: Hydra composes each config of a sweep twice, to check and to run it.
 
-    The second time takes half of what a launcher needs. What is composed here is copied instead:
-    by pickle, in a fifth of the time of copy.deepcopy.
+    The second composition takes half of a launcher's time. A cached config is copied by pickle, in
+    a fifth of the time of copy.deepcopy.
     """
     composed, really = {}, ConfigLoaderImpl._load_configuration_impl
 
@@ -123,19 +123,19 @@ def compose_once():
 
 
 def use_huge_pages():
-    """A fork copies the table of all pages, and its end drops each: most of what it takes."""
+    """Use huge pages, since copying and freeing page tables dominates the time of a fork."""
     madvise = ctypes.CDLL(None).madvise
     for line in Path("/proc/self/maps").read_text().splitlines():
         addresses, access, _, _, _, *name = line.split()
         begin, end = (int(one, 16) for one in addresses.split("-"))
         begin, end = -(-begin // HUGE) * HUGE, end // HUGE * HUGE
         if begin < end and "w" in access and name in ([], ["[heap]"]):
-            # An older kernel refuses, and nothing has changed.
+            # An older kernel refuses, without an effect.
             madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), MADV_COLLAPSE)
 
 
 def clone():
-    """As os.fork, but of the same parent."""
+    """As os.fork, but the new process has the same parent as this one."""
     python = ctypes.pythonapi
     python.PyOS_BeforeFork()
     pid = LIBC.syscall(CLONE[os.uname().machine], CLONE_PARENT | signal.SIGCHLD, 0, 0, 0, 0)
@@ -143,20 +143,20 @@ def clone():
         python.PyOS_AfterFork_Parent()
         return pid
     python.PyOS_AfterFork_Child()
-    address = ctypes.c_void_p()  # where the C library keeps the number that fork would update
+    address = ctypes.c_void_p()  # the C library's copy of the thread id, which fork would update
     if LIBC.prctl(GET_TID_ADDRESS, ctypes.byref(address), 0, 0, 0) == 0 and address.value:
         ctypes.c_int.from_address(address.value).value = os.getpid()
     return 0
 
 
 def serve(asked):
-    """Returns in a new process only: what it is to run, and what forks processes for it."""
+    """Fork on request; returns only in a new process: its request, streams, and forking socket."""
     while True:
         try:
             text, fds, _, _ = socket.recv_fds(asked, 1 << 20, 3)
         except OSError:
             text = b""
-        if not text:  # whoever asks is gone
+        if not text:  # the requester has ended
             os._exit(0)
         request = json.loads(text)
         if pid := clone():
@@ -171,7 +171,7 @@ def serve(asked):
         if os.fork():
             asked_next.close()
             return request, fds, own
-        # Not a member of the process's session, which may be signalled as a whole.
+        # Leave the process's session, since tests signal it as a whole.
         os.setsid()
         LIBC.prctl(SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         own.close()
@@ -186,12 +186,12 @@ def main():
     torch.optim.AdamW([torch.zeros(1, requires_grad=True)])
     for name in filter(None, sys.argv[2].split(",")):
         importlib.import_module(name)
-    loading.load(None)  # the schema is read once, for all
+    loading.load(None)  # the schema is loaded once for all forks
     read_once()
     gc.collect()
-    gc.freeze()  # else each one, at its end, looks at all of torch's objects, and so copies them
+    gc.freeze()  # otherwise each fork's last collection would visit, and so copy, torch's objects
     use_huge_pages()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C: pytest's end is ours
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # after Ctrl+C it ends with pytest
     request, fds, own = serve(socket.socket(fileno=int(sys.argv[1])))
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if request["has_session"]:
@@ -209,7 +209,7 @@ def main():
     os.umask(request["umask"])
     os.chdir(request["cwd"])
     if is_wrapper(request["command"]):
-        os.execve = execve  # by its supervisor: the task
+        os.execve = execve  # the supervisor starts the task by execve
     with kills(request["kills"]):
         leave(lambda: run(request["command"], request["env"]))
 
@@ -219,7 +219,7 @@ def is_wrapper(command):
 
 
 def execve(program, command, environment):
-    """Begin anew with another command line, and all that is imported already."""
+    """Emulate execve for another Python command line, keeping the imported modules."""
     os.execve = real_execve
     if warm.arguments(command, environment) is None:
         os.execve(program, command, environment)
@@ -245,10 +245,10 @@ real_execve = os.execve
 
 
 def run(command, environment):
-    """What Python does with its command line."""
+    """Run a command line as Python would."""
     replace_environment(environment)
     sys.modules["forge.jobdir.job_dir"].START_DIR = os.getcwd()
-    random.seed()  # as in a Python that begins
+    random.seed()  # as in a new interpreter
     numpy.random.seed()
     kind, rest = warm.arguments(command, environment)
     flags = command[1 : len(command) - len(rest)]
@@ -258,7 +258,7 @@ def run(command, environment):
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
     sys.orig_argv[:] = command
-    sys.warnoptions.clear()  # ours, of forks
+    sys.warnoptions.clear()  # remove the filter for warnings of forks
     given = environment.get("PYTHONPATH", "").split(os.pathsep)
     base = [one for one in BASE if one not in given]
     sys.path[:] = [*filter(None, given), *base]
@@ -297,22 +297,22 @@ def stream_of(fd, *, is_unbuffered):
 
 
 def replace_environment(environment):
-    """What this process sees, and what others see of it in /proc/<pid>/environ."""
+    """Replace the environment, for this process and in /proc/<pid>/environ."""
     for name in list(os.environ):
-        del os.environ[name]  # nothing of C's points at the first environment from here on
+        del os.environ[name]  # from now on C code has no pointer into the initial environment
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     start, end = int(fields[47]), int(fields[48])
     lines = (f"{name}={value}\0" for name, value in environment.items())
     text = "".join(lines).encode(errors="surrogateescape")
     assert len(text) <= end - start, "ROOM in warm.py is too small"
     ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
-    # Else whoever looks for a variable takes the rest for thousands of empty ones (root only).
+    # Otherwise readers would find thousands of empty variables after the last one (root only).
     LIBC.prctl(SET_MM, SET_MM_ENV_END, ctypes.c_ulong(start + len(text)), 0, 0)
     os.environ.update(environment)
 
 
 def leave(begin):
-    """As Python ends, but that torch is not taken apart, half a second of copied pages."""
+    """Exit like Python, but skip the teardown of torch, half a second of copied pages."""
     code = 0
     try:
         begin()
@@ -346,7 +346,7 @@ def leave(begin):
 
 @contextmanager
 def kills(at):
-    """Signal this process in these steps, in whichever attempt."""
+    """Signal this process in these steps, in any attempt."""
     begin = Updater.begin
 
     def begin_and_kill(self, step):

@@ -195,7 +195,7 @@ WAYS: dict[str, Callable[[], None]] = {
 }
 
 RARE = {"no_way_back": 6, "removed_before_replaced": 4, "no_wait_for_ranks": 4}
-"""Factor for the share of kills that detects the patch: a kill has to hit between two calls."""
+"""Factor for the share of points tried with a patch, since few kills hit between the two calls."""
 
 FOUND_BY = {
     "no_put_back": "errors",

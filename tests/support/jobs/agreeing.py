@@ -1,6 +1,6 @@
 """Ranks that agree on one stop, without forge.Run: `python agreeing.py <directory> <spec as JSON>`.
 
-Prints at which boundary it stopped, then what all ranks have printed.
+Prints the boundary at which it stopped, and what it has gathered from all ranks.
 """
 
 import json
@@ -23,7 +23,7 @@ torch.set_num_threads(1)
 dist.init_process_group(
     "gloo", init_method=f"file://{os.environ['MEETING']}", rank=rank, world_size=size
 )
-if "slow_s" in spec:  # a store that is far away, or a processor with more to do than this thread
+if "slow_s" in spec:  # like a distant store, or a busy processor
     send = StoreCoordinator._send
 
     def send_late(self, client):

@@ -1,7 +1,8 @@
-"""Ranks of which one ends by itself, without forge.Run: `dying.py <directory> <spec as JSON>`.
+"""Ranks, without forge.Run, one of which ends early: `dying.py <directory> <spec as JSON>`.
 
-`who` ends as `how` says, and all others wait for it `where`; what they hear is printed. With `then`
-it is stopped instead, until rank 0 has proposed what it cannot answer, and sends it that signal.
+Rank `who` ends in the way `how`; the others wait for it in the call `where`, and print the error
+that they get. With `then` rank `who` suspends itself instead, until rank 0 has made a proposal that
+it cannot answer, and has sent it the signal `then`.
 """
 
 import json

@@ -1,7 +1,7 @@
-"""Training with an evaluation of its own kind: python evaluates.py <dir> '{"kind": …}'
+"""Training with one of several kinds of evaluation: python evaluates.py <dir> '{"kind": …}'
 
-In attempt 1 `places` maps places of the evaluation at step 9, or `at` (start, poll 1, late) to what
-happens there: a signal's name; "raise"; or "sleep", which touches <dir>/ready first.
+In attempt 1 `places` maps points of the evaluation (start, poll 1, late) at step 9, or `at`, to an
+event: a signal's name; "raise"; or "sleep", which touches <dir>/ready first.
 """
 
 import os
@@ -32,7 +32,7 @@ class Evaluation:
         getattr(self, self.bench.spec["kind"])(step)
 
     def reach(self, step, place):
-        """What is to happen here, happens."""
+        """Run the event of this point, if there is one."""
         wanted = self.places.pop(place, None) if step == self.bench.spec.get("at", AT) else None
         if wanted == "sleep":
             (self.directory / "ready").touch()
@@ -58,13 +58,13 @@ class Evaluation:
             self.run.log(held_out=self.score(step))
 
     def switches(self, step):
-        """To eval mode, without finally: a stop leaves it so."""
+        """Switch to eval mode without `finally`, so that a stop leaves the model in it."""
         self.model.eval()
         self.draws(step)
         self.model.train()
 
     def swaps(self, step):
-        """Other weights meanwhile, written where no version counts."""
+        """Use other weights during the evaluation, written through `.data`, without a version."""
         kept = [p.detach().clone() for p in self.model.parameters()]
         for p in self.model.parameters():
             p.data.mul_(0.5)
@@ -73,7 +73,7 @@ class Evaluation:
             p.data.copy_(was)
 
     def swallows(self, step):
-        """Whatever comes, as `except:` does; then it does more."""
+        """Swallow all exceptions by a bare `except:`, and evaluate again."""
         for _ in range(2):
             try:
                 self.draws(step)
@@ -82,7 +82,7 @@ class Evaluation:
                     file.write("x")
 
     def remembers(self, step):
-        """The best score in run.state, and a history that grows."""
+        """Keep the best score and a growing history in run.state."""
         state = self.run.state
         with torch.no_grad():
             score = self.score(step)
@@ -91,7 +91,7 @@ class Evaluation:
         self.run.log(best=state["best"], count=len(state["history"]))
 
     def elsewhere(self, step):
-        """Polls in a thread, in a worker and in a child: each gets False."""
+        """Poll in a thread, in a loader's worker and in a child process: each gets False."""
         answers = []
         thread = threading.Thread(target=lambda: answers.append(self.run.check_stop()))
         thread.start()
@@ -134,7 +134,7 @@ def train(bench):
 
 
 def main(directory, spec):
-    snapshot_holder._COPIES = 0  # however short the evaluation is, its boundary is held
+    snapshot_holder._COPIES = 0  # the snapshot of the boundary is kept even for a short evaluation
     play((train,), directory, {"loop": "train", **spec})
 
 

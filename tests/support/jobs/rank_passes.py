@@ -1,7 +1,7 @@
 """Passes of several ranks over loaders that may differ in length.
 
-`python rank_passes.py <directory> <spec as JSON>`, as `ranks.py`. Of each rank the spec has the
-batches of its loader (`lengths`), and whether that is a list, which has a length, or a stream.
+`python rank_passes.py <directory> <spec as JSON>`, as `ranks.py`. The spec has the number of
+batches of each rank's loader (`lengths`), and whether the loaders are streams without a length.
 """
 
 import datetime

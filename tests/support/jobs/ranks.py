@@ -1,7 +1,7 @@
-"""A training on several ranks: a model in DDP whose buckets are many, data by a DistributedSampler.
+"""A training on several ranks: DDP with many buckets, and data from a DistributedSampler.
 
 `python ranks.py <directory> <spec as JSON>`, with RANK, WORLD_SIZE and MASTER_ADDR in the
-environment; the ranks meet by a file.
+environment; the rendezvous uses a file.
 """
 
 import json
@@ -30,7 +30,7 @@ WIDTH = 24
 
 
 class Net(torch.nn.Module):
-    """Used in another order than it was built in: its buckets are made anew."""
+    """A model whose layers run in another order than they were built, so DDP rebuilds buckets."""
 
     def __init__(self):
         super().__init__()
@@ -47,7 +47,7 @@ class Net(torch.nn.Module):
 
 
 def marked(name, step):
-    """What the spec asks for at this step of this rank, once over all attempts."""
+    """Whether the spec has this event at this step of this rank; True once over all attempts."""
     mark = directory / f"{name}_{rank}_{step}"
     asked = [step, rank] in spec.get(name, []) or [step, -1] in spec.get(name, [])
     if asked and not mark.exists():
@@ -57,7 +57,7 @@ def marked(name, step):
 
 
 def in_step(step):
-    """Who is to die in a step waits until all are in it: a rank may learn of it at the boundary."""
+    """Let a rank that is to fail in a step wait until all ranks have begun the step."""
     if spec.get("together"):
         (directory / f"begun_{rank}_{step}").touch()
         dies = [step, rank] in [*spec.get("signal", []), *spec.get("exception", [])]
@@ -66,7 +66,7 @@ def in_step(step):
 
 
 def wrapped(net):
-    """As the spec says: by DDP, sharded by FSDP2, or as it is."""
+    """The model in DDP, sharded by FSDP2, or unchanged, depending on the spec."""
     if spec.get("wrap") == "plain":
         return net
     if spec.get("wrap") != "fsdp2":
@@ -80,7 +80,7 @@ def wrapped(net):
 
 
 def whole(value):
-    """Of a sharded tensor all of it, on each rank."""
+    """The full tensor, if it is sharded."""
     return value.full_tensor() if hasattr(value, "full_tensor") else value
 
 
@@ -88,7 +88,7 @@ model = wrapped(Net())
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 x = torch.randn(96, WIDTH)
 data = TensorDataset(x, x.sum(1, keepdim=True).sin())
-torch.manual_seed(100 + rank)  # dropout is each rank's own
+torch.manual_seed(100 + rank)  # each rank has its own dropout masks
 loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data, seed=3))
 policy = {"checkpoint": {"dir": str(directory / "checkpoints"), **spec.get("checkpoint", {})}}
 seen = torch.zeros(96)
@@ -99,7 +99,7 @@ if spec.get("pushed"):
 
 
 def steps(run, n):
-    """Those of `run.steps`, or of a loop that owns itself."""
+    """The steps of `run.steps`, or of a loop that the script owns (`run.boundary`)."""
     if not spec.get("pushed"):
         yield from run.steps(n, loader)
         return

@@ -1,8 +1,8 @@
-"""A training on several ranks to one of which something happens, once over all attempts.
+"""A training on several ranks with events, each once over all attempts.
 
-`python struck.py <directory> <spec as JSON>`; an event is [where, step, rank, what]. `where` is a
-place of the script (`step`, `function`, `pass`, `batch`), or `state` and `load`: what forge asks of
-an object that it saves.
+`python struck.py <directory> <spec as JSON>`; an event is [where, step, rank, what], with rank -1
+for all ranks. `where` is a point of the script (`step`, `function`, `pass`, `batch`), or a method
+that forge calls on a saved object (`state`, `load`).
 """
 
 import atexit
@@ -38,7 +38,7 @@ step = 0
 
 
 def happening(where):
-    """What is to happen here; it does not happen again."""
+    """The events of this point that have not happened yet; marks them as done."""
     for number, (place, at, who, what) in enumerate(spec.get("events", [])):
         mark = directory / f"happened_{number}_{rank}"
         if (place, at, who) in ((where, step, rank), (where, step, -1)) and not mark.exists():
@@ -47,7 +47,7 @@ def happening(where):
 
 
 def refused(*args, **given):
-    """Make no file."""
+    """Raise the error of a directory without write permission."""
     raise PermissionError(13, "Permission denied")
 
 
@@ -64,20 +64,20 @@ def act(where):
                 run.save(pin=True)
             case "finish":
                 run.finish("enough")
-            case "full":  # from here on no file gets longer, as on a full disk
+            case "full":  # from now on no file can grow, as on a full disk
                 limit(8 << 10)
-            case "unhealthy":  # its own node does not take a file
+            case "unhealthy":  # no file can be created on the rank's node
                 os.environ["LOCAL_RANK"] = "0"
                 tempfile.NamedTemporaryFile = refused
             case "room":
                 limit(resource.RLIM_INFINITY)
-            case "stays out":  # of the Run, until the others have left theirs
+            case "stays out":  # does not enter the Run until the others have left theirs
                 while not all(
                     (directory / f"left_{one}").exists() for one in {*range(size)} - {rank}
                 ):
                     time.sleep(0.01)
                 sys.exit(0)
-            case "clock":  # its job is killed in five seconds, which is too few for a stop
+            case "clock":  # the job has five seconds left, too few for a stop
                 os.environ["FORGE_END_TIME"] = str(time.time() + 5)
             case "taken":  # by a newer attempt
                 token = directory / "checkpoints" / TOKEN_FILE
@@ -91,7 +91,7 @@ def limit(num_bytes):
 
 
 class Asked:
-    """What forge asks for its state, on every rank."""
+    """An object in the checkpoint, whose methods run events on every rank."""
 
     def state_dict(self):
         act("state")
@@ -135,10 +135,10 @@ def train(inputs, targets):
     global step
     step = run.step
     act("step")
-    time.sleep(spec.get("pause_s", 0.0))  # what one rank proposes takes a moment to be agreed on
+    time.sleep(spec.get("pause_s", 0.0))  # it takes a moment until ranks agree on a proposal
     loss = (model(inputs) - targets).square().mean()
     kinds = list(happening("loss"))
-    # Not once, but whenever this step is done.
+    # These happen whenever the step is done, and not just once.
     kinds += [what for at, who, what in spec.get("always", []) if [at, who] == [step, rank]]
     if "nan" in kinds:
         loss = loss * math.nan
