@@ -10,6 +10,12 @@ import torch
 from forge.checkpoint.format.leaves import differences, leaves
 from forge.rehearse.rehearsal import Logged, RehearsedRun
 
+_OBJECTS = "live."
+"""The part of a checkpoint with the objects given to `forge.Run`. The rest can differ between two
+uninterrupted runs, for example by a generator that is neither seeded nor used."""
+_LOADER = "forge.data.resumable.Resumable"
+"""The class of objects whose state is a place in the data, which can differ in the same way."""
+
 
 def differing_leaves(
     one: RehearsedRun, other: RehearsedRun, tolerance: float = 0.0
@@ -36,6 +42,13 @@ def differing_values(
         x, y = a.get(key), b.get(key)
         if not are_near(x, y, tolerance):
             yield from ((key, what) for _, what in differences(x, y))
+
+
+def may_differ(path: str, run: RehearsedRun) -> bool:
+    """Whether uninterrupted runs may differ in a leaf: it is not part of what was trained."""
+    kinds = [kind for state in run.states.values() for kind in state["live"]["kinds"].items()]
+    loaders = tuple(f"{_OBJECTS}states.{name}." for name, kind in kinds if kind == _LOADER)
+    return not path.startswith(_OBJECTS) or path.startswith(loaders)
 
 
 def _near_leaves(a: Any, b: Any, tolerance: float) -> set[str]:

@@ -9,7 +9,6 @@ run that differs is examined (`hints`).
 
 from __future__ import annotations
 
-import re
 import shlex
 import time
 from collections.abc import Iterator, Sequence
@@ -20,7 +19,7 @@ from pathlib import Path
 from forge.errors import RehearsalFailed
 from forge.jobdir import ledger
 from forge.rehearse import hints, report
-from forge.rehearse.comparing import differing_leaves, differing_values
+from forge.rehearse.comparing import differing_leaves, differing_values, may_differ
 from forge.rehearse.plan import SIGNALS, STEPS, plan
 from forge.rehearse.rehearsal import Rehearsal, RehearsedRun, Strike
 from forge.rehearse.surroundings import Surroundings
@@ -28,11 +27,6 @@ from forge.rehearse.terminal import duration, say
 
 IDENTICAL, DIFFERENT, NO_VERDICT = 0, 1, 3
 """Exit codes. No verdict: the script failed by itself, or no run got a signal."""
-_OBJECTS = "live."
-"""The part of a checkpoint with the objects given to `forge.Run`. The rest can differ between two
-uninterrupted runs, for example by a generator that is neither seeded nor used."""
-_PLACE = re.compile(r"live\.states\.\w+\.position\.")
-"""The place in a `forge.data.resumable`, which is such a rest, too."""
 _ATTEMPTS = 3
 """Starts of an interrupted run; each can take as long as an uninterrupted run."""
 _PART = 2.5
@@ -146,7 +140,7 @@ class RehearsalVerdict:
         tolerance = self._wanted.tolerance
         leaves = [path for path, _ in differing_leaves(first, second, tolerance)]
         places = {*first.states, *second.states}  # one of them alone may have a checkpoint there
-        free = {path for path in leaves if path not in places and self._may_differ(path)}
+        free = {path for path in leaves if path not in places and may_differ(path, first)}
         self._free = free
         if len(free) < len(leaves):
             self._is_same(first, second)
@@ -214,11 +208,6 @@ class RehearsalVerdict:
             found = [f"That failed: the script {error}"]
         for line in found:
             say(f"  {line}")
-
-    @staticmethod
-    def _may_differ(path: str) -> bool:
-        """Whether a leaf is not part of what the script has trained."""
-        return not path.startswith(_OBJECTS) or _PLACE.match(path) is not None
 
     def _is_same(self, first: RehearsedRun, run: RehearsedRun) -> bool:
         """Compare a run with the first; print its row, the first leaf and value that differ."""
