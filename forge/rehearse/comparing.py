@@ -45,7 +45,7 @@ def differing_values(
 
 
 def may_differ(path: str, run: RehearsedRun) -> bool:
-    """Whether uninterrupted runs may differ in a leaf: it is not part of what was trained."""
+    """Whether a leaf is not part of the trained state: uninterrupted runs can differ in it."""
     kinds = [kind for state in run.states.values() for kind in state["live"]["kinds"].items()]
     loaders = tuple(f"{_OBJECTS}states.{name}." for name, kind in kinds if kind == _LOADER)
     return not path.startswith(_OBJECTS) or path.startswith(loaders)
