@@ -231,7 +231,7 @@ class Store:
             OSError: From the disk; existing checkpoints are unchanged.
             DirectoryInUse: If a newer attempt has taken over.
         """
-        assert not snapshot.is_spent, "its memory can hold the copy of another step by now"
+        assert not snapshot.is_spent, "its memory can already have the copy of another step"
         final = self.directory / (name := snapshot.name)
         is_there = functools.partial(self._seen.has, final, is_complete=snapshot.is_complete)
         with contextlib.ExitStack() as stack:
@@ -407,8 +407,9 @@ class Store:
                 durable.sync_directory(self.directory)
         except OSError as error:
             raise CheckpointError(
-                f"The checkpoints after step {step}, which lead to bad steps, could not be removed"
-                f" from {self.directory}: {error}. Move them away, then start the job again."
+                f"The rollback to step {step} has to remove the later checkpoints from"
+                f" {self.directory}, but this failed: {error}. Move the checkpoints after step"
+                f" {step} away, then start the job again; else it would resume from them."
             ) from error
 
     def pin(self, step: int) -> None:

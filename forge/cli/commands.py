@@ -26,7 +26,7 @@ class CliCommand(NamedTuple):
 GROUPS: dict[str, dict[str, CliCommand]] = {
     "Run": {
         "exec": CliCommand(
-            "run any command as a job: stop signals, restarts, logs",
+            "supervise any command: pass it stop signals, restart it, keep logs",
             "forge exec -- python simulate.py",
             "forge.launch.exec:main",
         ),

@@ -123,8 +123,10 @@ def _resume(checkpoint: Checkpoint) -> Iterator[str]:
         yield from _fact(
             "resume",
             f"The job resumes from {newest.name}, its newest checkpoint, not from"
-            f" {checkpoint.path.name}. To start a new job from {checkpoint.path.name}, set"
-            " resilience.checkpoint.init_from to its path.",
+            f" {checkpoint.path.name}. To go back to {checkpoint.path.name}, move the newer ones"
+            f" away. To start a new job at step 0 with the model and optimizer of"
+            f" {checkpoint.path.name}, set resilience.checkpoint.init_from to its path, in a new"
+            " directory.",
         )
         return
     for parent in list(checkpoint.path.parents)[:_PARENTS]:

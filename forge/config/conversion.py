@@ -251,7 +251,7 @@ def _add_command(typed: DictConfig, key: str, shown: str) -> str | None:
     known = [one.name for one in fields(CommandCheckConfig)]
     if field not in known:
         members = ", ".join(f"resilience.{COMMANDS}{name}.{one}" for one in known)
-        return f"{shown}: a command has no such key. Its keys are {members}."
+        return f"{shown}: a health check command has no such key. Its keys are {members}."
     if name not in typed.health.commands:
         typed.health.commands[name] = CommandCheckConfig()
     return None

@@ -37,7 +37,10 @@ _COMMAND = (
 )
 _GPU_DRIVER = "This check is now part of `resilience.health.checks.gpu_driver`."
 _RANKS = "This check is now part of `resilience.health.checks.ranks`."
-_DISK = "This check is now part of `resilience.health.checks.disk`, and its failure is only logged."
+_DISK = (
+    "This check is now part of `resilience.health.checks.disk`. If space or inodes are low, forge"
+    " only logs it, whatever the action of `disk`."
+)
 
 REMOVED: dict[str, Removed] = {
     **{

@@ -128,8 +128,10 @@ class SignalConfig:
             "USR1": SignalAction.requeue,
             "USR2": SignalAction.requeue,
         },
-        help="The action on each signal: stop | requeue | save | ignore. stop and requeue save and"
-        " exit; save saves and keeps training. If the process was started with SIGHUP or SIGINT"
+        help="The action on each signal: stop | requeue | save | ignore. stop: save and exit with"
+        " 128 + the signal's number; the job starts again only if Slurm sent the signal for a"
+        " preemption or the time limit. requeue: save and exit with 75; the job starts again. save:"
+        " save and keep training. If the process was started with SIGHUP or SIGINT"
         " ignored (by nohup, or in the background of a script), `stop` leaves that signal ignored.",
     )
 
@@ -155,7 +157,7 @@ class RequeueRule:
         [], help="Exit codes of your program (1 to 255) after which the job is restarted."
     )
     max_restarts: int = key(
-        1, ge=1, help="How often these exit codes restart the job, over its whole life."
+        1, ge=1, help="Maximum number of restarts for these exit codes, over the job's whole life."
     )
     recover: list[str] = key(
         [],
@@ -236,9 +238,9 @@ class ExecConfig:
     signal: str = key(
         "TERM",
         choices=SIGNALS,
-        help="The signal that tells the command of `forge exec` to save and exit. forge sends it"
-        " `signal.warning_s` before the time limit (instead of `signal.name`), and when the job is"
-        " stopped.",
+        help="The signal that asks the command of `forge exec` to save and exit. forge sends it"
+        " when the job is stopped, and (instead of `signal.name`) when `signal.warning_s` seconds"
+        " are left before the time limit.",
     )
     signal_to: SignalTo = key(
         SignalTo.group,
@@ -269,8 +271,9 @@ class RollbackConfig:
     )
     skip_data: bool = key(
         True,
-        help="After a rollback, skip the batches up to the bad step. A rollback into an earlier"
-        " epoch of `run.epochs` reads them again.",
+        help="After a rollback, continue with the batch after the bad step: batches since the"
+        " checkpoint are not used again. Exception: if the checkpoint is in an earlier epoch of"
+        " `run.epochs`, training uses them again.",
     )
     lr_scale: float = key(
         1.0,
@@ -519,8 +522,10 @@ class Policy:
     )
     resume: Resume = key(
         Resume.same,
-        help="Whether the job resumes if its config differs from that of its checkpoints. same: no,"
-        " the start is refused (78); changed: yes, the new values are applied and logged.",
+        help="Whether a job can resume with another config. same: no; a start with other overrides,"
+        " or another `config=` of forge.Run, is refused (exit code 78), and changes of YAML files"
+        " are not applied. changed: yes; the new values are applied and logged. Overrides of keys"
+        " of `resilience` are always applied.",
     )
     signal: SignalConfig = field(default_factory=SignalConfig)
     shutdown: ShutdownConfig = field(default_factory=ShutdownConfig)

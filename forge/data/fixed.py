@@ -78,9 +78,9 @@ class FixedParts:
             problems = [
                 f"{name} was changed inside the loop, but is not saved: a resumed job would use the"
                 " value that the script sets, and get other batches. Set it before the loop. To"
-                " change it, keep its value in `run.state` and make a new dataset, sampler and"
-                " loader from that before a pass of `run.epochs`; or write your own sampler with"
-                " state_dict and load_state_dict."
+                " change it between epochs, keep the value in `run.state`, and build the dataset,"
+                " sampler and loader from it in the loop over `run.epochs`, before `run.batches`;"
+                " or write your own sampler with state_dict and load_state_dict."
                 for name in found
             ]
             raise ConfigError(problems, "The training loop")

@@ -123,7 +123,10 @@ def _inexact(loader: Any) -> Iterator[str]:
         yield f"random draws inside its {workers} workers are not saved. {seeds}"
     if is_dataloader and not is_stateful:
         if unseeded and loader.persistent_workers:
-            yield f"persistent workers keep drawing across epochs. {seeds}"
+            yield (
+                "the random generators in persistent workers are not reset when an epoch begins,"
+                f" and are not saved. {seeds}"
+            )
         if isinstance(loader.dataset, IterableDataset):
             yield (
                 f"on a resume {type(loader.dataset).__name__} is read again from the start of the"

@@ -90,8 +90,8 @@ class Sharing:
         expected, found = (one.unknown or one.order["sampler"] for one in (before, self))
         return (
             f"data: the checkpoint was saved by {_ranks(before.num_ranks)} ({expected}), but this"
-            f" job has {_ranks(self.num_ranks)} ({found}): the samples that each rank still has to"
-            " see are known only for a DataLoader whose sampler is a"
+            f" job has {_ranks(self.num_ranks)} ({found}). forge can divide the remaining samples"
+            " among the ranks again only for a DataLoader whose sampler is a"
             " torch.utils.data.DistributedSampler, or whose batch_sampler is a"
             " forge.data.GlobalBatchSampler. Start the job with the number of ranks and the loader"
             " of the checkpoint, or in a new directory with one of these samplers"

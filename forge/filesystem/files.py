@@ -218,8 +218,8 @@ def _check(fd: int, path: Path, folder: Path) -> None:
     raise Untrusted(
         f"{path} {problem}. forge executes its content, so anyone who can write it could run code"
         " as you. Expected: owned by you or root, and writable only by the owner. If you trust the"
-        f" content: `chmod -R go-w {own}`, after `chown -R` if it is not yours. Otherwise choose a"
-        " directory of your own (`hydra.run.dir`, `hydra.sweep.dir`)."
+        f" content: first `chown -R` {own} to you, if it is not yours; then `chmod -R go-w {own}`."
+        " Otherwise choose a directory of your own (`hydra.run.dir`, `hydra.sweep.dir`)."
     )
 
 

@@ -120,7 +120,10 @@ class Health:
             try:
                 refusal = self._look()
             except Exception as error:  # noqa: BLE001 - an error here must not end a training
-                messages.warn(f"Health checks in the background stopped with an error: {error!r}")
+                messages.warn(
+                    f"The background health checks crashed ({error!r}). Training continues without"
+                    " them until the next start."
+                )
                 return
             if refusal is not None:
                 self._context.ranks.propose(refusal.fact)

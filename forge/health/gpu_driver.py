@@ -19,8 +19,8 @@ _RESET = "Have it reset, or the node rebooted; if that does not help, have it re
 _RECOVERY = {
     1: "a reset of the GPU",
     2: "a reboot of the node",
-    3: "the end of all peer-to-peer traffic of the GPU, and a reset then",
-    4: "the end of all work on the GPU, and a reset then",
+    3: "a reset of the GPU, once all its peer-to-peer traffic has stopped",
+    4: "a reset of the GPU, once all work on it has stopped",
 }
 """The usual values of NVML_GPU_RECOVERY_ACTION_…."""
 

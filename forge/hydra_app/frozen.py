@@ -159,8 +159,8 @@ def check_program(cfg: DictConfig, directory: Path) -> None:
     first, now = _started(directory)["program"], _program(cfg)
     if first != now:
         raise Contradiction(
-            f"{directory} has a job of {first}, but this is {now}. Give each its own directory:"
-            " `hydra.run.dir`."
+            f"The job in {directory} was started by {first}, but this command starts {now}. Give"
+            " each its own directory (`hydra.run.dir`)."
         )
 
 
@@ -189,9 +189,10 @@ def restore(cfg: DictConfig, directory: Path) -> None:
     if refused:
         raise Contradiction(
             f"{directory} has a job that was started with another config. Contradicting overrides:"
-            f" {messages.escape(' '.join(refused))}.{differing}\nTo resume the job as it is, remove"
-            f" them: hydra.run.dir={directory}\nTo resume it with the new config, add"
-            " resilience.resume=changed\nTo train both, start in a new directory."
+            f" {messages.escape(' '.join(refused))}.{differing}\nTo resume the job with the"
+            f" config of its first start, pass only this override: hydra.run.dir={directory}\nTo"
+            " resume it with the new config, add resilience.resume=changed\nTo train both, start in"
+            " a new directory."
         )
     overridden = tuple(f"{key}." for key in (*map(_key, first_overrides), *policy))
     changed = sorted(

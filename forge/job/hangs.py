@@ -191,7 +191,7 @@ class Hangs:
     def _excuse(self, new: list[HangReport], failed: list[int]) -> str:
         """Why the job does not hang, though a rank's limit has passed; empty if it hangs."""
         if failed:
-            return f"rank {failed[0]} has failed: the other ranks can save and exit"
+            return f"rank {failed[0]} has failed: the other ranks are given time to save and exit"
         for one in new:
             if one.excuse:
                 return f"rank {one.rank} {one.excuse}"

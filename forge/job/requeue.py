@@ -155,7 +155,7 @@ class Outcome:
         if not self.oom_kills:
             return ""
         processes = "1 process" if self.oom_kills == 1 else f"{self.oom_kills} processes"
-        return f"; the kernel killed {processes} of its cgroup for memory"
+        return f"; the kernel killed {processes} in its cgroup, since memory ran out"
 
 
 def signal_name(number: int) -> str:

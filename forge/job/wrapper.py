@@ -200,8 +200,8 @@ class Job(ABC):
             if time.monotonic() > deadline:
                 self._print(
                     f"processes of an earlier start still hold {self.forge / LOCK}. Are they"
-                    " suspended, or in a debugger? Continue or kill them, and start the sweep"
-                    " again."
+                    " suspended, or in a debugger? Continue or kill them, and run the sweep's"
+                    " command again."
                 )
                 sys.exit(int(ExitCode.IN_USE))
             # Poll: no call waits for a lock and for signals at the same time.
@@ -264,8 +264,8 @@ class Job(ABC):
     def _record(self, kind: str, **values: Any) -> None:
         """Add a line to the job's ledger."""
         line = json.dumps({"t": round(time.time(), 3), "kind": kind, **values}) + "\n"
+        path = job_ledger(self.directory)
         try:
-            path = job_ledger(self.directory)
             make_directory(path.parent)
             fd = open_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
             try:
@@ -273,7 +273,7 @@ class Job(ABC):
             finally:
                 os.close(fd)
         except OSError as error:
-            self._print(f"the job's ledger cannot be written: {error}")
+            self._print(f"the job's history, {path}, cannot be written: {error}")
 
     def _print(self, text: str) -> None:
         """Print a line into the job's output."""

@@ -71,10 +71,10 @@ def current(checkpoint_dir: str, name: str | None = None) -> tuple[Path, Path]:
     elif TOKEN in os.environ and not Path(checkpoint_dir).is_absolute():
         raise ConfigError(
             [
-                "this program was started by a job of a sweep, but it has no Hydra config and was"
-                " not started by the job's script with multiprocessing. So forge does not know"
-                f" which job it belongs to, and `checkpoint.dir={checkpoint_dir}` would be the same"
-                " directory for all jobs. Set an absolute `checkpoint.dir`."
+                "forge cannot tell which job of the sweep this program belongs to: the program was"
+                " started by a job, but it has no Hydra config and was not started with"
+                f" multiprocessing. `checkpoint.dir={checkpoint_dir}` would be the same directory"
+                " for all jobs. Give each job an absolute `checkpoint.dir` of its own."
             ],
             "This Run",
         )
@@ -310,7 +310,7 @@ def write_resume_script(job_dir: Path, command: str) -> None:
         check = f"""there={there}
 [ "$here" = "$there" ] || {{
   echo "forge: this run was started in $there, but its directory is now $here." >&2
-  echo "Move it back, or start the program with $here as its directory." >&2
+  echo "Move it back, or start the program yourself, with $here as its output directory." >&2
   exit {int(ExitCode.BAD_CONFIG)}
 }}"""
     path = forge_dir(job_dir) / "resume.sh"

@@ -178,7 +178,11 @@ def read(directory: Path) -> JobPlan:
     content = read_json(path)
     if content is None:
         raise ConfigError(
-            [f"{path} is missing or cannot be read: start the sweep again"], "The job's plan"
+            [
+                f"{path} is missing or cannot be read. Run the sweep's command again: it writes the"
+                " file, and does not repeat finished jobs."
+            ],
+            "The job's plan",
         )
     return from_json(content, str(path))
 
@@ -209,7 +213,7 @@ def from_json(content: dict[str, Any], where: str) -> JobPlan:
         raise ConfigError(
             [
                 f"{where}: {error}. It was written by {made_by}, but this is forge {__version__}:"
-                " start the sweep again with this version, or install the other version."
+                " run the sweep's command again with this version, or install the other version."
             ],
             "The job's plan",
         ) from error

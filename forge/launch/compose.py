@@ -179,9 +179,9 @@ def _way_out(job: ComposedJob, sweep: SweepDir) -> str | None:
     asked = str(job.config.hydra.sweep.subdir)
     if job.place.subdir != asked:
         return (
-            f"the sweep's list of jobs names {job.directory}, which is outside of the sweep, and"
-            f" does not match `hydra.sweep.subdir={asked}`. Remove the line from {sweep.index}, or"
-            " choose another `hydra.sweep.dir`."
+            f"{sweep.index} lists {job.directory} as this job's directory, but that is outside of"
+            f" the sweep's directory, and `hydra.sweep.subdir` gives {asked}. Remove this line from"
+            f" {sweep.index}, or choose another `hydra.sweep.dir`."
         )
     for place in (job.directory, *job.directory.parents):
         if place.is_symlink() and not is_ours(os.lstat(place).st_uid, place.parent):

@@ -126,7 +126,8 @@ def _one_of_many(environment: Mapping[str, str]) -> str:
         f" {environment.get('SLURM_PROCID')}), and each task would run the command as a separate"
         " job in the same directory. Start `forge exec` once, and let the command start the tasks:"
         f" `forge exec -- srun COMMAND…`; or start one task: `srun -n1 forge exec -- COMMAND…`. If"
-        f" you want {number} jobs, give each a `hydra.sweep.dir` of its own and set {RANKS}=1."
+        f" you want {number} jobs, give each its own directory: `srun bash -c '{RANKS}=1 forge exec"
+        " hydra.sweep.dir=out/$SLURM_PROCID -- COMMAND…'`."
     )
 
 

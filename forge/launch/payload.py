@@ -131,7 +131,7 @@ def _culprit(function: Any, error: Exception) -> str:
     return (
         f"{name} cannot be passed to the process of a job ({type(error).__name__}: {error}). It"
         " contains an object that cannot be pickled, such as a lock or an open file: create that"
-        " object at the top level of a module, and refer to it by its name there."
+        " object at the top level of a module, and import it in the function that uses it."
     )
 
 

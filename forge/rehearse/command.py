@@ -83,15 +83,16 @@ def _parser() -> argparse.ArgumentParser:
         "--directory",
         metavar="DIR",
         type=Path,
-        help="new directory for the files of all runs, which forge keeps (default: a temporary"
-        " directory)",
+        help="new directory for the files of all runs; it is kept (default: a temporary directory,"
+        " removed if the results are the same)",
     )
     parser.add_argument(
         "--timeout-s",
         metavar="S",
         type=float,
-        help="seconds after which a start of the script counts as hung (default: ten times the"
-        " duration of the first run, and 60 s more)",
+        help="maximum seconds of one start of the script, until it exits; a longer one is killed,"
+        " and the rehearsal fails (default: ten times the duration of the first run, and 60 s"
+        " more)",
     )
     parser.add_argument(
         "command",

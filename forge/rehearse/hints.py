@@ -119,7 +119,8 @@ def _at_resume(
     put_back = _leaves(before, after, free)
     if put_back and not names:
         found.append(
-            f"different right after the resume at step {step}: {truncate_list(put_back, 3)}"
+            f"saved, but another value right after the resume at step {step} (does load_state_dict"
+            f" restore it?): {truncate_list(put_back, 3)}"
         )
     for a, b in pairs[1:]:
         is_batch_other = b.batch is not None and a.batch != b.batch

@@ -22,7 +22,10 @@ def lines(
         yield f"A process outlived the script that started it: {command[:120]}"
     if written:
         names = truncate_list(written, _SHOWN)
-        yield f"Files in the working directory that the runs created or changed: {names}"
+        yield (
+            "The runs created or changed files in the working directory, which they share. If the"
+            f" script reads these files, its results can differ for that reason: {names}"
+        )
     for missing in _not_exercised(first):
         yield f"Not tested, because the script has none: {missing}"
 
@@ -40,7 +43,7 @@ def _stops(interrupted: list[RehearsedRun], events: list[dict[str, Any]]) -> Ite
         repeated = sum(max(0, steps) for steps in stops)
         runs = "1 run that was" if len(stops) == 1 else f"{len(stops)} runs that were"
         steps = "1 step was" if repeated == 1 else f"{repeated} steps were"
-        yield f"{steps} repeated in {runs} stopped by a signal and could save"
+        yield f"{steps} trained twice, in {runs} stopped by a signal that allows a save"
     if longest is not None and warning_s is not None:
         fits = "fits into" if longest <= warning_s else "does not fit into"
         yield (

@@ -146,7 +146,8 @@ class BatchJob:
             because = (
                 "it was cancelled"
                 if why is Why.cancelled
-                else "Slurm did not stop the job; its signal was sent by hand"
+                else "the signal was sent by a person or a program (`kill`, `scancel --signal`),"
+                " not by Slurm"
             )
             return self._end(outcome.code, f"is not requeued: {because}")
         decision = self._decide(outcome, reason)
@@ -213,7 +214,7 @@ class BatchJob:
                 if not others:
                     break
                 if not has_waited:
-                    what = f"step{'s' * (len(others) > 1)} {', '.join(others)}"
+                    what = f"Slurm step{'s' * (len(others) > 1)} {', '.join(others)}"
                     messages.say(f"Job {self._own.name} will be requeued when {what} has ended")
             has_waited = True
             time.sleep(_LOOK_S)

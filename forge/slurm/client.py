@@ -145,7 +145,7 @@ def end_step(job: str, number: int, within_s: float) -> None:
         signal_step(job, number, "KILL", within_s)
         while f"{job}.{number}" in steps(job, within_s):
             if time.monotonic() > deadline:
-                raise NoAnswer(f"the step {job}.{number} does not end")
+                raise NoAnswer(f"the Slurm step {job}.{number} does not end")
             time.sleep(_FIRST_PAUSE_S)  # Slurm does not notify
     except SlurmRefused as error:
         raise NoAnswer(str(error)) from error
@@ -431,4 +431,6 @@ def _scontrol(arguments: list[str], within_s: float, settled: Sequence[str] = ()
         # With jitter: a thousand jobs that are preempted together must not ask together.
         time.sleep(min(pause_s * random.uniform(0.5, 1.5), max(deadline - time.monotonic(), 0)))
         pause_s = min(pause_s * 2, 5.0)
-    raise NoAnswer(f"scontrol {' '.join(arguments)}: {said or 'no time left'}")
+    raise NoAnswer(
+        f"scontrol {' '.join(arguments)}: {said or 'not called, since no time was left for it'}"
+    )

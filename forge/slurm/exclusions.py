@@ -111,7 +111,8 @@ class Exclusions:
                 write_json(folder / f"{one.node}.json", asdict(made), is_synced=True)
             except (OSError, Untrusted) as error:  # a full disk must not end the job
                 self._say(
-                    f"could not exclude a node for other jobs and later starts: {made}: {error}"
+                    f"The exclusion of node {made} could not be stored, so other jobs and later"
+                    f" starts can use the node: {error}"
                 )
 
     def standing(self) -> list[Exclusion]:
@@ -142,7 +143,7 @@ class Exclusions:
             if standing:
                 nodes = client.nodes_for(info, within_s)
         except SlurmRefused as error:
-            self._say(f"the number of remaining nodes is unknown: {error}")
+            self._say(f"forge could not find out how many nodes would be left: {error}")
         fixed = [name for name in before if name not in self.ours]
         kept, left_out = choose(standing, nodes, fixed, required, needed)
         for one in left_out:

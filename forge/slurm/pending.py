@@ -59,7 +59,7 @@ class Told:
                 release, cancel = f"`scontrol release {ids}`", f"`scancel {ids}`"
                 line += (
                     f", which does not end by itself. If the jobs are held, {release} releases"
-                    f" them; else {cancel}, and start the sweep again with other options."
+                    f" them; else {cancel}, and run the sweep's command again with other options."
                 )
             lines.append((line, is_stuck(reason)))
         return lines

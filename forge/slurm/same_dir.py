@@ -40,7 +40,9 @@ def of_start_before(written: str) -> str | None:
         with contextlib.suppress(Untrusted):
             content = read_json(forge_dir(path) / STATE) or {}
             if [content.get("job"), content.get("argv")] == own:
-                messages.say(f"Slurm has started this job again: it continues in {path}")
+                messages.say(
+                    f"Slurm has started this job again. It continues in its directory, {path}"
+                )
                 return str(path)
     return None
 

@@ -142,7 +142,7 @@ class SlurmJob(Job):
             return None  # requeued by hand: another chance
         self.counts = Counts(**state["counts"])
         if is_same_start and successor.is_noted(self.forge, self._job, before):
-            refusal = "its wrapper was killed while it resubmitted the job"
+            refusal = "forge's wrapper process was killed while it resubmitted the job"
             sys.exit(self._resubmit(state["because"], int(ExitCode.REQUEUE), 0.0, refusal))
         self._step = int(state.get("step", -1)) if is_same_start else -1
         # Slurm starts a job that was resubmitted without a requeue.
@@ -535,7 +535,10 @@ class SlurmJob(Job):
         if not nodes:
             return decision
         self.counts = before
-        because = f"{outcome}; given up: without {nodes} too few nodes are left for the job"
+        because = (
+            f"{outcome}; the job is not started again, since too few nodes are left for it without"
+            f" {nodes}. Have the node repaired, then run the sweep's command again"
+        )
         return Decision(starts_again=False, because=because)
 
     def _choose(self) -> Choice:
@@ -583,7 +586,10 @@ class SlurmJob(Job):
                 )
             client.requeue(self._job, _ASK_S)
         except SlurmError as error:
-            return self._print(f"starting on nodes that failed a health check: {error}")
+            return self._print(
+                "forge could not move the job away from nodes that failed a health check, so the"
+                f" job starts on the nodes that it has: {error}"
+            )
         left += [one.node for one in going]
         self._because = f"requeued before it began, to avoid {', '.join(map(str, going))}"
         self._print(self._because)
@@ -624,14 +630,17 @@ class SlurmJob(Job):
                 left_s = self._left_s()
                 if self._is_ending or (left_s is not None and left_s < _END_S):
                     raise
-                self._print(f"asking the controller again until the time limit: {error}")
+                self._print(
+                    f"Slurm's controller does not answer; forge asks again until the job's time"
+                    f" limit: {error}"
+                )
 
     def _leave_note(self, what: str, code: int, problem: str) -> int:
         """Note for the launcher, or a command that resumes the sweep, to resubmit the job."""
         because = f"{what}; could not be requeued: {problem}"
         self._print(
-            f"{because}. If the sweep's launcher is still running, it resubmits the job; otherwise"
-            " start the sweep again"
+            f"{because}. If the sweep's command is still running, it resubmits the job; otherwise"
+            " run that command again"
         )
         self._record("stopped", because=because)
         self._write_state(
@@ -657,7 +666,8 @@ class SlurmJob(Job):
         self._record("resubmitted", job=self._job, successor=job)
         self._print(
             f"Slurm does not requeue job {self._job} ({refusal}): resubmitted as {job}."
-            f" Jobs that depend on {self._job} do not wait for it."
+            f" Jobs that depend on {self._job} do not wait for {job}: change their dependency by"
+            f" `scontrol update JobId=<their id> Dependency=<type>:{job}`."
         )
         self._write_state("starting", what, successor=job)
         return int(ExitCode.REQUEUE)

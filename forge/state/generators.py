@@ -83,9 +83,13 @@ def check(saved: Any) -> None:
             problem = f"its kind is {saved['kind']!r:.40}, expected one of {', '.join(_KINDS)}"
         device = torch.device(saved["device"]) if saved["kind"] == "torch" else None
     except _WRONG as error:
-        raise DamagedCheckpoint(f"a random number generator cannot be read: {error!r}") from error
+        raise DamagedCheckpoint(
+            f"the saved state of a random number generator cannot be read: {error!r}"
+        ) from error
     if problem:
-        raise DamagedCheckpoint(f"a random number generator cannot be read: {problem}")
+        raise DamagedCheckpoint(
+            f"the saved state of a random number generator cannot be read: {problem}"
+        )
     if device is not None and not is_here(device):
         raise StateMismatch(
             f"The checkpoint has a random number generator on {device}, which this machine does not"

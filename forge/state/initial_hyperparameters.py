@@ -25,6 +25,7 @@ from forge.jobdir.identity import Change, changes
 _Path = tuple[Any, ...]
 _SCALARS = (bool, int, float, str, type(None))
 _MOST = 100
+_SET_BACK = "Set it back, or start in a new directory."
 _CYCLED = ("momentum", "betas")
 """Settings that a schedule with `cycle_momentum` changes in addition to the rate."""
 
@@ -75,7 +76,10 @@ class InitialHyperparameters:
     def _undecided(self, name: str, keys: set[str], since: dict[str, list[Change]]) -> str | None:
         one = self._objects[name]
         if "(class)" in keys:
-            return "one class cannot load the state of another. Keep the class, or start a new job."
+            return (
+                "one class cannot load the state of another. Use the class of the saved state, or"
+                " start in a new directory."
+            )
         if "(groups)" in keys:
             return (
                 "the new parameter groups cannot be matched to the saved ones. Keep their number."
@@ -85,16 +89,25 @@ class InitialHyperparameters:
             is_driven = any(key.rpartition(".")[2] in ("lr", "initial_lr") for key in keys)
             is_repeated = any(s in since and _steps_alone(self._objects[s]) for s in schedules)
             if is_driven and schedules and not is_repeated:
-                return f"`{schedules[0]}` has changed this value, and forge cannot repeat that."
+                return (
+                    f"`{schedules[0]}` has already changed this value, and forge cannot compute"
+                    f" what it would be now with the new initial value. {_SET_BACK}"
+                )
         elif isinstance(one, LRScheduler):
             if not _steps_alone(one):
-                return f"the changes that a {type(one).__qualname__} made cannot be repeated."
+                return (
+                    f"a {type(one).__qualname__} is stepped with an argument, such as a metric, so"
+                    f" forge cannot compute the rate with the new settings. {_SET_BACK}"
+                )
             if len(self._schedules_of(one.optimizer)) > 1:
                 return "several schedules change the rate of one optimizer. Chain them into one."
             if self._name_of(one.optimizer) is None:
                 return "its optimizer was not given to forge.Run."
         elif name not in self._fresh:
-            return f"forge does not know where the state of a {type(one).__qualname__} has it."
+            return (
+                "forge can change saved values only of optimizers, learning rate schedules and"
+                f" GradScalers, not of a {type(one).__qualname__}. {_SET_BACK}"
+            )
         return None
 
     def _schedules_of(self, optimizer: Any) -> list[str]:

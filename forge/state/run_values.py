@@ -108,8 +108,8 @@ def _check_tensor(value: torch.Tensor, path: str) -> None:
         kind = "a Parameter" if type(value) is torch.nn.Parameter else "a tensor that requires grad"
         raise CheckpointError(
             f"{path}: {kind}. A resume would restore only its values, without the gradient. Keep"
-            " a .detach().clone() here; give what is trained to forge.Run, in a module or by its"
-            " optimizer."
+            " a .detach().clone() here. If it is trained, pass its module or its optimizer to"
+            " forge.Run."
         )
 
 

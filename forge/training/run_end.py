@@ -111,9 +111,11 @@ class RunEnd:
         elif not (all(saved) and self._store.holds(step, is_complete=False)):
             if has_changed:
                 messages.warn(
-                    "The state at the end of the last loop is in no checkpoint, and the code after"
-                    " the loop has changed it: if this job is started again, that code runs again"
-                    " on the changed state."
+                    "The state at the end of the last loop was not saved (for lack of memory, or"
+                    " because the save failed), and the code after the loop has changed it. If this"
+                    " job is started again, that code runs again, on the changed state. To avoid"
+                    " that, end the loop by `run.finish()` instead of `break`: it saves before that"
+                    " code runs."
                 )
             saver.save_final(step, self._train_state.capture, SaveCause.end)
             has_changed = False

@@ -112,8 +112,8 @@ def test_diff_prints_each_leaf_that_differs(store):
     )
     assert (code, error) == (1, "")
     assert dict(line.split(": ", 1) for line in shown.splitlines()) == {
-        "w": "values differ by at most 0.5, in 1 of 3",
-        "big": "values differ by at most 0, in 1 of 2",
+        "w": "1 of 3 differ, largest difference 0.5",
+        "big": "1 of 2 differ, largest difference 0",
         "zero": "equal values, different bits (sign of a zero, or NaN payload)",
         "dtype": "float32[2] → float16[2]",
         "shape": "float32[2] → float32[3]",

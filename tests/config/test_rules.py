@@ -80,9 +80,9 @@ SINGLE = [
     (
         "health.commands.nhc.rum",
         ["nhc"],
-        "a command has no such key. Its keys are resilience.health.",
+        "a health check command has no such key. Its keys are resilience.health.",
     ),
-    ("health.commands.nhc", "nhc", "a command has no such key"),
+    ("health.commands.nhc", "nhc", "a health check command has no such key"),
     ("hang.timeout_s", 0, "above 0 and finite. With null, forge"),
     ("hang.start_s", INF, "above 0 and finite"),
     ("hang.max_restarts", -1, "at least 0. 0 means no restart"),

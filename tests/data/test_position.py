@@ -356,7 +356,7 @@ def test_what_cannot_be_exact_is_named_and_nothing_else_is():
         assert sentences(exact) == "", exact
     assert "random draws inside its 2 workers" in sentences(StatefulDataLoader(numbers, **workers))
     persistent = DataLoader(numbers, persistent_workers=True, **workers)
-    assert "persistent workers keep drawing across epochs" in sentences(persistent)
+    assert "generators in persistent workers are not reset" in sentences(persistent)
     assert "read again from the start of the epoch" in sentences(DataLoader(Stream()))
     assert "has no state_dict" in sentences(Shuffled())
     assert "has its own __iter__" in sentences(Moving(numbers))

@@ -125,7 +125,7 @@ def test_the_list_of_jobs_leads_nowhere_that_the_config_does_not(subdir, tmp_pat
     (forge_dir(app.sweep_dir) / "jobs.jsonl").write_text(json.dumps(entry) + "\n")
     done = app.run("+mode=a")
     assert done.returncode == 78, done.stdout
-    assert "outside of the sweep, and does not match `hydra.sweep.subdir=0`" in done.stdout
+    assert "outside of the sweep's directory, and `hydra.sweep.subdir` gives 0." in done.stdout
     assert not (tmp_path / ".forge").exists()
     app.finish("+mode=b")
 

@@ -147,7 +147,7 @@ def test_two_programs_do_not_share_a_directory(app):
     assert app.run("hydra.run.dir=job", "signal_in=3").returncode == 143
     other = app.python("other.py", "hydra.run.dir=job")
     assert other.returncode == ExitCode.BAD_CONFIG, other.stdout
-    assert "has a job of train with config train, but this is other with" in other.stdout
+    assert "was started by train with config train, but this command starts other" in other.stdout
     assert app.run("hydra.run.dir=job").returncode == 0
 
 

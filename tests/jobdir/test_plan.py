@@ -51,7 +51,7 @@ def test_a_plan_of_another_version_is_refused_by_name(change, problem, tmp_path)
     assert sentence.startswith(f"{forge_dir(tmp_path) / PLAN}: ")
     assert problem in sentence
     assert "forge 9.8" in sentence
-    assert "start the sweep again" in sentence
+    assert "run the sweep's command again" in sentence
 
 
 def test_a_plan_without_a_version_is_of_an_earlier_one(tmp_path):
@@ -82,5 +82,5 @@ def test_a_launcher_takes_what_it_knows_of_an_earlier_plan(content, tmp_path):
 
 def test_a_job_without_a_plan_is_told_what_to_do(tmp_path):
     """Its directory was copied by half, say."""
-    with pytest.raises(ConfigError, match="cannot be read: start the sweep again"):
+    with pytest.raises(ConfigError, match=r"cannot be read\. Run the sweep's command again"):
         plan.read(tmp_path)

@@ -290,7 +290,7 @@ def test_a_command_that_was_killed_for_memory_is_told_apart_from_other_kills(
     job = commands.job(0)
     first = ends(job)[0]
     assert first == ("failed failed 137" if is_shell else "failed out_of_memory -9"), job.output
-    assert "the kernel killed 1 process of its cgroup for memory" in job.output
+    assert "the kernel killed 1 process in its cgroup, since memory ran out" in job.output
 
 
 def test_a_kill_without_a_count_says_only_what_is_known(commands):

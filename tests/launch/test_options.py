@@ -179,8 +179,8 @@ def test_the_machine_is_shared_out(monkeypatch, given, devices, cores, expected)
         (
             {"tasks_per_job": 4, "gpus_per_job": 2},
             "0,1",
-            "gpus_per_job=2`: with `hydra.launcher.tasks_per_job=4` ranks would share a GPU. Set it"
-            " to 4, or to 0 for none.",
+            "gpus_per_job=2` is less than `hydra.launcher.tasks_per_job=4`, so tasks would share a"
+            " GPU. Set gpus_per_job to 4, or to 0 for jobs without a GPU.",
         ),
     ],
 )

@@ -233,7 +233,9 @@ def test_another_program_that_a_job_starts_is_no_part_of_it(make):
     done = app.run("lr=0.1", "by=program")
     assert done.returncode == 1
     assert app.job(0).state["code"] == 78
-    assert "does not know which job it belongs to" in app.job(0).output.replace("\n", " ")
+    assert "cannot tell which job of the sweep this program belongs to" in app.job(
+        0
+    ).output.replace("\n", " ")
     assert not (app.folder / "checkpoints").exists()
     text = OTHER.replace(
         "forge.Run(", f"forge.Run({{'checkpoint': {{'dir': {str(app.folder / 'own')!r}}}}}, "

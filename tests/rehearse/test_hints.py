@@ -125,7 +125,10 @@ def test_where_nothing_else_is_known_the_leaf_is(traced):
     interrupted.file.unlink()
     interrupted.at(0)
     interrupted.at(5, pid=2, leaves={"live.w": "y"})
-    assert said() == ["different right after the resume at step 5: live.w"]
+    assert said() == [
+        "saved, but another value right after the resume at step 5 (does load_state_dict restore"
+        " it?): live.w"
+    ]
 
 
 def test_a_resume_that_is_exact_is_passed_over(traced):

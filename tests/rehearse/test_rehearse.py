@@ -112,9 +112,15 @@ def test_of_a_script_that_thinks_in_epochs_what_it_forgets_is_named(rehearsed):
     assert named == [("5", "best")], rehearsed.output
     assert len(re.findall(r"^    \S+:\d+: ", rehearsed.output, re.M)) == 1, rehearsed.output
     assert "  → keep `best` in run.state" in rehearsed.output
-    repeated = "0 steps were repeated in 1 run that was stopped by a signal and could save"
+    repeated = (
+        "0 steps were trained twice, in 1 run that was stopped by a signal that allows a save"
+    )
     assert f"{repeated}\nThe longest save took " in rehearsed.output
-    assert re.search(r"^Files in the working directory .*: log.csv$", rehearsed.output, re.M)
+    assert re.search(
+        r"^The runs created or changed files in the working directory, .*: log.csv$",
+        rehearsed.output,
+        re.M,
+    )
     assert "Not tested" not in rehearsed.output
     assert "outlived" not in rehearsed.output
 

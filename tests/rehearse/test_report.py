@@ -43,7 +43,7 @@ def test_repeated_steps_are_counted_after_stops_alone():
     hits = [hit("SIGTERM", 1, 7), hit("SIGKILL", 2, 9)]
     interrupted = run_of(SEEN, [start(5)], [start(5)], hits=hits)
     assert list(report.lines(first, [interrupted], [])) == [
-        "2 steps were repeated in 1 run that was stopped by a signal and could save",
+        "2 steps were trained twice, in 1 run that was stopped by a signal that allows a save",
         "The longest save took 0.5 s, which fits into the 90 s that a stop can take"
         " (`resilience.shutdown.timeout_s`)",
     ]
@@ -65,7 +65,7 @@ def test_a_process_that_is_left_and_files_elsewhere_are_named():
     _, left, files = report.lines(first, [other], names)
     assert left == "A process outlived the script that started it: sleep 600"
     assert files.endswith(
-        "created or changed: 0.csv, 1.csv, 2.csv, 3.csv, 4.csv, 5.csv, 6.csv, 7.csv and 2 more"
+        "for that reason: 0.csv, 1.csv, 2.csv, 3.csv, 4.csv, 5.csv, 6.csv, 7.csv and 2 more"
     )
 
 

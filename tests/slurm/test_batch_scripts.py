@@ -65,7 +65,7 @@ def test_a_script_that_is_cancelled_or_signalled_by_hand_is_not_requeued(usual):
         "is not requeued: it was cancelled. To resume it:\n  scontrol requeue" in cancelled.output
     )
     assert by_hand.end() == ("FAILED", 0), by_hand.output
-    assert "Slurm did not stop the job; its signal was sent by hand" in by_hand.output
+    assert "the signal was sent by a person or a program" in by_hand.output
     assert f"sbatch '{by_hand.place / 'job.sh'}'" in by_hand.output
     assert "python" not in by_hand.output
     assert by_hand.verdict["exit_code"] == 143

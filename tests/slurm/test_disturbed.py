@@ -336,7 +336,7 @@ def test_a_job_that_no_node_is_left_for_fails(sweeps, ended):
     """Slurm would let it wait without an end, or start it where it has failed."""
     assert state_of(ended["nowhere"]) == ("FAILED", "69:0")
     assert ended["nowhere"].counts["excluded"] == 1
-    assert "given up: without n1, n2 too few nodes are left for the job" in sweeps.exiting.output
+    assert "too few nodes are left for it without n1, n2." in sweeps.exiting.output
 
 
 # -- the time limit --------------------------------------------------------------------------------

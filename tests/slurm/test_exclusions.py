@@ -177,7 +177,7 @@ def test_a_full_disk_ends_no_job_and_it_leaves_the_node_all_the_same(jobs, tmp_p
     (forge_dir(tmp_path) / "excluded").write_text("in the way")
     ended = fails(jobs[0], "n1", "exclude_node")
     assert (ended.code, ended.did) == (75, LEAVES)
-    assert "could not exclude a node for other jobs and later starts: n1" in ended.said
+    assert "The exclusion of node n1 (`" in ended.said
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"node": "n1"}', "odd node", "odd time"])
@@ -210,7 +210,7 @@ def test_a_job_fails_rather_than_run_where_its_own_check_failed(jobs):
     """The failure does not count as a restart."""
     ended = fails(jobs[0], "n1", "refuse", nodes={"n1": True, "n2": False})
     because = ended.state["because"]
-    assert because.endswith("given up: without n1 too few nodes are left for the job")
+    assert "not started again, since too few nodes are left for it without n1." in because
     assert ended.state["counts"] == NO_COUNTS
     assert ended.did == []
 
@@ -218,7 +218,7 @@ def test_a_job_fails_rather_than_run_where_its_own_check_failed(jobs):
 def test_a_job_that_asks_for_this_very_node_fails(jobs):
     """With `--nodelist` on an excluded node, Slurm would leave the job pending forever."""
     ended = jobs[0].step(69, report(69)).run(replace(RUNS, required="n1"), **ON_N1)
-    assert "without n1 too few nodes are left" in ended.state["because"]
+    assert "too few nodes are left for it without n1." in ended.state["because"]
     assert ended.did == []
 
 
@@ -316,7 +316,7 @@ def test_a_job_that_cannot_be_requeued_tries_the_node(error, jobs):
     job, sibling = jobs
     fails(job, "n1", "exclude_node")
     ended = begin(sibling, RUNS, refuses=error)
-    assert f"starting on nodes that failed a health check: {error}" in ended.said
+    assert f"so the job starts on the nodes that it has: {error}" in ended.said
     assert (ended.code, ended.num_attempts) == (0, 1)
 
 

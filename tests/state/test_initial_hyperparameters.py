@@ -178,12 +178,12 @@ def two_groups():
         (
             partial(objects, kind=plateau),
             partial(objects, lr=0.5, kind=plateau),
-            "`schedule` has changed this value",
+            "`schedule` has already changed this value",
         ),
         (
             partial(objects, kind=with_hand_on_it),
             partial(objects, kind=with_hand_on_it, n=2),
-            "has changed this value",
+            "has already changed this value",
         ),
         (lambda: {"odd": Odd(1)}, lambda: {"odd": Odd(2)}, "odd.seed: 1 before, 2 now"),
     ],

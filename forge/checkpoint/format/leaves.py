@@ -145,4 +145,4 @@ def _value_difference(a: torch.Tensor, b: torch.Tensor) -> str:
         return "equal values, different bits (sign of a zero, or NaN payload)"
     largest = (x - y).abs()[~is_equal].max()
     shown = "nan" if bool(largest.isnan()) else f"{float(largest):g}"
-    return f"values differ by at most {shown}, in {count} of {a.numel()}"
+    return f"{count} of {a.numel()} differ, largest difference {shown}"

@@ -153,7 +153,9 @@ def read(directory: Path) -> Manifest:
     if manifest.chunk_bytes != CHUNK or any(
         num_chunks(entry["size"]) != len(entry["chunks"]) for entry in manifest.files.values()
     ):
-        raise DamagedCheckpoint(f"{NAME} lacks the checksums of every {CHUNK} bytes")
+        raise DamagedCheckpoint(
+            f"{NAME} does not have one checksum for each {CHUNK} bytes of its files"
+        )
     return manifest
 
 

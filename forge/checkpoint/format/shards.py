@@ -94,7 +94,9 @@ class Shard:
             for n, a, b in zip(of, at, shape, strict=True)
         )
         if not is_inside:
-            raise ValueError(f"a box of shape {shape} at {at} is not inside a tensor of {of}")
+            raise ValueError(
+                f"a slice of shape {shape} at offset {at} is not inside a tensor of shape {of}"
+            )
         return Shard(of, Box(at, shape))
 
 

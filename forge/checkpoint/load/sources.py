@@ -175,7 +175,8 @@ class Sources:
         found = sum(piece.common.numel for piece in pieces)
         if found != box.numel:
             raise DamagedCheckpoint(
-                f"{name}: expected {box.numel} elements in the files of all ranks, found {found}"
+                f"{name}: expected {box.numel} elements in the files of all ranks together, found"
+                f" {found}"
             )
         self._wanted[name] = box, pieces
         return torch.empty(box.shape, dtype=outlined.dtype, device="meta")

@@ -139,8 +139,9 @@ class StagingPool:
             messages.warn(
                 f"Too little host memory to save in the background: a copy of the state takes"
                 f" {room / 2**30:.2f} GiB, {(available or 0) / 2**30:.2f} GiB are available, and"
-                f" {RESERVE >> 20} MiB must stay free. Until there is more, training waits for each"
-                " save, and saves before each `run.every` function. Request more memory for the"
-                " job."
+                f" {RESERVE >> 20} MiB must stay free. Until more is free, training waits during"
+                " each save. In addition, a job of one rank saves before each long function of"
+                " `run.every`; with several ranks, a stop waits for the end of these functions."
+                " Request more memory for the job."
             )
         return None

@@ -17,7 +17,7 @@ from forge.errors import ExitCode
 from forge.filesystem.files import open_file
 from forge.job.requeue import signal_name
 from forge.jobdir import plan
-from forge.jobdir.job_files import OUTPUT, TOKEN
+from forge.jobdir.job_files import OUTPUT, PLAN, TOKEN, forge_dir
 from forge.launch.interrupts import handled
 from forge.launch.local.resources import Slots
 from forge.launch.plan import ROOT
@@ -133,8 +133,9 @@ class Queue:
         # The job's own token, also if this launcher runs inside a job with a token.
         environment[TOKEN] = plan.read_earlier(job.directory).token
         if not environment[TOKEN]:
-            what = "the job's plan is missing: was this directory replaced?"
-            raise FileNotFoundError(errno.ENOENT, what, str(job.directory))
+            path = forge_dir(job.directory) / PLAN
+            what = "the file that describes the job is missing, run the sweep's command again"
+            raise FileNotFoundError(errno.ENOENT, what, str(path))
         flags = ["--parent", str(os.getpid())] + ["--continue"] * is_continued
         output = open_file(job.directory / OUTPUT, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         try:
@@ -161,7 +162,9 @@ class Queue:
             job.reason, job.code = reason_of(content), content["code"]
         elif not self._received and job.wrappers <= _MAX_WRAPPERS and code not in _REFUSED:
             how = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
-            self._display.say(f"job {job.number}: its wrapper {how}")
+            self._display.say(
+                f"job {job.number}: forge's wrapper process {how}, and is started again"
+            )
             job.wrappers += code >= 0  # a kill does not count; another error might repeat
             self._start(job, is_continued=True)
             return
@@ -169,7 +172,9 @@ class Queue:
             job.state, job.because, job.code = State.stopped, "stopped", code
         else:
             job.state, job.code = State.failed, code
-            job.because = f"its wrapper exited with code {code}, see {job.directory / OUTPUT}"
+            job.because = (
+                f"forge's wrapper process exited with code {code}, see {job.directory / OUTPUT}"
+            )
         assert job.slot is not None
         self._free.append(job.slot)
         job.slot = None

@@ -116,8 +116,9 @@ def slots(chosen: LocalOptions) -> Slots:
         )
     if 0 < each < tasks:
         problem = (
-            f"`hydra.launcher.gpus_per_job={each}`: with `hydra.launcher.tasks_per_job={tasks}`"
-            f" ranks would share a GPU. Set it to {tasks}, or to 0 for none."
+            f"`hydra.launcher.gpus_per_job={each}` is less than"
+            f" `hydra.launcher.tasks_per_job={tasks}`, so tasks would share a GPU. Set"
+            f" gpus_per_job to {tasks}, or to 0 for jobs without a GPU."
         )
         raise ConfigError([problem], "The launcher's configuration")
     by_gpus = len(devices) // each if each else None

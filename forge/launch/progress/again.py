@@ -33,6 +33,6 @@ def how_to_resume(jobs: Iterable[ObservedJob], command: str, in_queue: int = 0) 
     if waiting:
         does.append(f"starts: {waiting} not started yet")
     if in_queue:
-        then = "starts again those of them that failed or were cancelled"
+        then = "resumes the jobs that failed or were cancelled"
         does.append(f"waits until the sweep's jobs in the queue ({in_queue} now) end, then {then}")
     return f"To resume ({'; '.join(does)}):\n  {command}" if does else ""

@@ -107,9 +107,10 @@ class Cluster:
         if total_s is not None and (timeout_s == 0 or timeout_s > total_s):
             given = "unlimited time" if timeout_s == 0 else f"{timeout_s:g} s"
             messages.warn(
-                f"Partition {partition} gives a preempted job {grace_s:g} s, and"
-                f" {self.kill_wait_s:g} s more after its SIGTERM, while"
-                f" `resilience.shutdown.timeout_s` allows {given}. If the save at the stop takes"
-                f" longer than {total_s:g} s, it is lost, and the job resumes from an earlier"
-                " checkpoint (`resilience.checkpoint.every_s`)."
+                f"Partition {partition} kills a preempted job after {total_s:g} s (GraceTime"
+                f" {grace_s:g} s and KillWait {self.kill_wait_s:g} s), but"
+                f" `resilience.shutdown.timeout_s` allows a stop {given}. A save that takes"
+                f" longer than {total_s:g} s is lost, and the job resumes from the checkpoint"
+                " before it. If saves take that long, lower `resilience.checkpoint.every_s`, so"
+                " that less is lost."
             )

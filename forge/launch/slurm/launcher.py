@@ -158,7 +158,7 @@ def _find(jobs: list[_Job], submitted: Submitted, directory: Path) -> None:
     except SlurmRefused as error:
         problem = (
             f"this sweep has jobs on the cluster, and the cluster does not report their state:"
-            f" {error}. Start the sweep again when the cluster answers."
+            f" {error}. Run the sweep's command again when the cluster answers."
         )
         raise ConfigError([problem], "The sweep") from error
     submitted.find_lost(queue)
@@ -184,7 +184,7 @@ def _find(jobs: list[_Job], submitted: Submitted, directory: Path) -> None:
             messages.warn(
                 f"Job {number} is in the queue, and will run with the config that it was submitted"
                 f" with; the config has changed since. To run the job with the new config, `scancel"
-                f" {slurm_id}` and start the sweep again."
+                f" {slurm_id}` and run the sweep's command again."
             )
 
 
@@ -254,7 +254,7 @@ def _find_in_queue(submitted: Submitted) -> None:
 def _not_submitted(
     error: SlurmRefused, script: Path, before: list[str], command: str
 ) -> ConfigError:
-    hint = f"Jobs submitted before stay in the queue: {' '.join(before)}.\n" if before else ""
+    hint = f"Already submitted, and still in the queue: {' '.join(before)}.\n" if before else ""
     problem = (
         f"sbatch did not accept the batch script {script}:\n{error}\n{hint}If sbatch names an"
         " option above, correct that option. If it names a full queue, a limit, or a controller"

@@ -24,25 +24,28 @@ def show(calls: list[Batch], jobs: list[ComposedJob], cluster: Cluster) -> None:
     if not calls:
         lines.append("Nothing to submit: every job is finished, or in the queue.")
     if cluster.problem:
-        lines.append(f"Not checked against the cluster, which did not answer: {cluster.problem}")
+        lines.append(
+            "The cluster did not answer, so the partition, time limit and number of nodes were not"
+            f" checked: {cluster.problem}"
+        )
     sys.stdout.write(escape("\n".join(lines), "\n\t") + "\n")
 
 
 def timeline(call: Batch, job: ComposedJob, cluster: Cluster) -> str:
     """The signals to a job of this call, in seconds before its time limit."""
     group, policy = call.group, job.policy
-    kill_s = f"T+{cluster.kill_wait_s:g} s SIGKILL"
+    kill_s = f"at T+{cluster.kill_wait_s:g} s SIGKILL"
     if policy is None or not policy.enabled:
-        return f"time limit T={group.options.timeout_min:g} min:  T SIGTERM · {kill_s}"
-    parts = [f"T-{policy.signal.warning_s:g} s {group.signal}, saves and requeues"]
+        return f"time limit T={group.options.timeout_min:g} min:  at T SIGTERM · {kill_s}"
+    parts = [f"at T-{policy.signal.warning_s:g} s {group.signal}, saves and requeues"]
     if policy.stop_s > 0:
         forced_s = policy.signal.warning_s - policy.stop_s
-        parts.append(f"T-{forced_s:g} s forced exit, at the latest")
-    parts.append(f"T SIGTERM · {kill_s}")
+        parts.append(f"at T-{forced_s:g} s forced exit, at the latest")
+    parts.append(f"at T SIGTERM · {kill_s}")
     text = f"time limit T={group.options.timeout_min:g} min:  {' · '.join(parts)}"
     grace_s = cluster.grace_s(group.options.partition)
     if grace_s is not None:
-        ends = f"+{grace_s:g} s SIGTERM · +{grace_s + cluster.kill_wait_s:g} s SIGKILL"
-        notice = "+0 s SIGTERM, saves and requeues" if grace_s > 0 else "no notice"
-        text += f"\npreemption:  {notice} · {ends}"
+        ends = f"at P+{grace_s:g} s SIGTERM · at P+{grace_s + cluster.kill_wait_s:g} s SIGKILL"
+        notice = "at P SIGTERM, saves and requeues" if grace_s > 0 else "no notice"
+        text += f"\npreemption at P:  {notice} · {ends}"
     return text

@@ -127,7 +127,7 @@ def _script(batch: Batch) -> str:
     command = [
         # The shell ignores Slurm's signals, waits for the wrapper, and keeps its exit code.
         "trap : TERM HUP INT QUIT USR1 USR2",
-        "for forge_try in 1 2 3; do  # a wrapper that was killed is started again",
+        "for forge_try in 1 2 3; do  # if forge's wrapper process was killed",
         "  forge_code=0",
         f"  {shlex.join(wrapper)} || forge_code=$?",
         '  [ "$forge_code" = 137 ] || break',

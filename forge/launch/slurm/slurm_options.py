@@ -118,7 +118,7 @@ def _checked(given: Mapping[str, Any]) -> tuple[SlurmOptions, dict[str, str]]:
         if name in _OURS:
             problems[f"additional_parameters.{key}"] = (
                 f"forge sets --{name} itself, and a second --{name} would replace it without"
-                f" warning. Remove this key: {_OURS[name]}."
+                f" warning. Remove this key ({_OURS[name]})."
             )
     return options, problems
 

@@ -45,9 +45,10 @@ class EpochStart:
             self._is_told = True
             messages.warn(
                 f"run.state is larger than {MAX_BYTES / 2**20:g} MiB, so forge does not keep a copy"
-                " of it when an epoch begins. If the job resumes inside a pass, the code before the"
-                " pass runs again and sees run.state as it was at the save: that code must not read"
-                " values that the pass changes."
+                " of it when an epoch begins. If the job resumes in the middle of an epoch, your"
+                " code between `run.epochs` and `run.batches` runs again, and finds run.state as it"
+                " was at the save, not as at the start of the epoch. So that code must not read"
+                " entries that the loop over `run.batches` changes. Or keep less in run.state."
             )
 
     def go_back(self) -> None:

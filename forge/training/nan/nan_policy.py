@@ -154,7 +154,8 @@ class NanPolicy:
             return True, ""
         what = f"Step {step}: NaN or Inf: {problem}"
         count = self._bad_steps.state.consecutive_nans
-        streak = f"bad step {count} of {self._config.max_consecutive} in a row"
+        plural = "s" * (count > 1)
+        streak = f"{count} bad step{plural} in a row, limit {self._config.max_consecutive}"
         action = self._config.action
         if action is _ACTION.warn:
             text = f"{what}; the update was applied (`resilience.nan.action=warn`)"
@@ -169,8 +170,8 @@ class NanPolicy:
             self.wants = Halt(f"{what}; {streak} (`resilience.nan.max_consecutive`)")
         elif self.rollbacks >= self._config.rollback.max_rollbacks:
             self.wants = Halt(
-                f"{what}; {streak}, and the limit of {self.rollbacks} rollbacks is reached"
-                " (`resilience.nan.rollback.max_rollbacks`)"
+                f"{what}; {streak}, and no rollback is left"
+                f" (`resilience.nan.rollback.max_rollbacks={self._config.rollback.max_rollbacks}`)"
             )
         else:
             assert self.first_bad_step is not None

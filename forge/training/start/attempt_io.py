@@ -202,7 +202,7 @@ class AttemptIO:
         try:
             self.store.pin(step)
         except OSError as error:
-            messages.warn(f"Could not pin the checkpoint of step {step}: {error}")
+            messages.warn(f"Could not mark the checkpoint of step {step} as one to keep: {error}")
 
     def in_place(self) -> str:
         """Names the checkpoint that a later start would resume from."""

@@ -30,8 +30,8 @@ from forge.state.initial_hyperparameters import InitialHyperparameters
 
 FILE = "job.json"
 _BY_CONFIG = (
-    "\n    If some of these options do not change the results (workers, a logger's id), leave them"
-    " out: forge.Run(policy, config=…) gets only the options that do."
+    "\n    If some of these options do not change the results (workers, a logger's id), pass only"
+    " the others: forge.Run(policy, config={'lr': args.lr, …})."
 )
 _DAMAGE = (ValueError, KeyError, TypeError, RecursionError)
 
@@ -174,9 +174,12 @@ class CheckpointOwner:
         for one in self._known:
             if one.id == saved_by:
                 return one.built
+        steps = [one for one in step_dirs(self._path.parent) if _newest_id([one]) == saved_by]
+        names = messages.truncate_list([one.name for one in steps], 3)
         raise CheckpointError(
-            f"A checkpoint in {self._path.parent} was saved by another job ({saved_by[:12]}), which"
-            f" {FILE} does not list. Move the checkpoint away."
+            f"{names} in {self._path.parent} was saved by another job ({saved_by[:12]}), which"
+            f" {FILE} does not list. Move {names} to another directory, or set another"
+            " `resilience.checkpoint.dir`."
         )
 
     def adapt(self, states: dict[str, Any], saved_by: str, ledger: Ledger) -> None:

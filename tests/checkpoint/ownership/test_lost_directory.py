@@ -99,7 +99,7 @@ def test_a_directory_that_cannot_be_read_is_no_fresh_start(store, commit, monkey
     monkeypatch.setattr("forge.checkpoint.store.step_dirs", failing)
     with pytest.raises(CheckpointError, match=r"cannot be read: \[Errno 116\] Stale"):
         store.newest()
-    with pytest.raises(CheckpointError, match=r"after step 0.*Move them away"):
+    with pytest.raises(CheckpointError, match=r"rollback to step 0.*after step 0 away"):
         store.discard_after(0)
 
 

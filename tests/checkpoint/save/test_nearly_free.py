@@ -335,7 +335,7 @@ def test_no_memory_at_all_makes_a_save_wait(store, monkeypatch, caplog):
     monkeypatch.setattr(host_buffer.mmap, "mmap", refuse)
     snapshot = store.snapshot(1, {"w": torch.ones(1000)}, is_complete=False, copy=True)
     assert not snapshot.is_independent
-    assert "training waits for each save" in caplog.text
+    assert "training waits during each save" in caplog.text
     with pytest.raises(OSError, match="not enough host memory"):  # as on a full disk
         store.commit(snapshot)
     monkeypatch.undo()

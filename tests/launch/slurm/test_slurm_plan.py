@@ -70,10 +70,10 @@ def test_the_plan_has_the_script_the_signals_and_every_job(app):
     first = shown.index("module load cuda")
     wrapper = shown.index("forge.slurm.wrapper")
     assert first < wrapper < shown.index("echo over") < shown.rindex('exit "$forge_code"')
-    assert "T=10 min:  T-120 s USR2, saves and requeues · T-30 s forced exit" in shown
+    assert "T=10 min:  at T-120 s USR2, saves and requeues · at T-30 s forced exit" in shown
     for number in (0, 1):
         assert f"{app.sweep_dir}/{number}" in shown
-    assert "Not checked against the cluster" in shown
+    assert "The cluster did not answer" in shown
     assert "it ran" not in shown
     assert not (app.sweep_dir / ".forge").exists()
 

@@ -260,7 +260,7 @@ def test_after_max_rollbacks_it_halts(tmp_path):
     outcome = train(tmp_path, bad=lambda visit, step, indices: step in (6, 7), **nan)
     assert outcome.code == 65
     assert rollbacks(tmp_path) == [(6, 6, 8), (6, 6, 8)]
-    assert "bad step 2 of 2 in a row, and the limit of 2 rollbacks is reached" in outcome.text
+    assert "2 bad steps in a row, limit 2, and no rollback is left" in outcome.text
     assert (tmp_path / "latest").resolve().is_dir()
 
 

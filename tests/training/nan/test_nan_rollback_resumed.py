@@ -113,7 +113,7 @@ def test_a_streak_survives_a_resume(tmp_path, how, action):
     second = train(tmp_path, **spec)
     assert second.code == 65
     assert second.steps[-1] == 9
-    assert "bad step 4 of 4 in a row" in second.text
+    assert "4 bad steps in a row, limit 4" in second.text
 
 
 def test_a_streak_delays_neither_a_stop_nor_a_save(tmp_path):

@@ -239,7 +239,7 @@ def test_a_step_with_two_updates_is_bad_if_one_of_them_is(tmp_path, bad_one):
     code, _, reason = two_optimizer_run(tmp_path, bad_one, {"nan": {"max_consecutive": 4}})
     assert code == 65
     assert "Step 5" in reason
-    assert "bad step 4 of 4 in a row" in reason
+    assert "4 bad steps in a row, limit 4" in reason
 
 
 def test_a_step_with_two_updates_counts_once(tmp_path):

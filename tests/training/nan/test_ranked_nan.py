@@ -114,4 +114,4 @@ def test_where_the_rollbacks_are_used_up_all_halt(tmp_path):
     """The budget is counted in every process, and has to be the same in all."""
     job = poisoned(tmp_path, skip_data=False)  # the same batch again, and again
     assert job.run() == [65] * SIZE, job.output
-    assert "rollbacks is reached" in job.output
+    assert "no rollback is left" in job.output
