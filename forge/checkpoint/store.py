@@ -90,7 +90,7 @@ class Store:
         self.before_save: Callable[[], None] = lambda: None
         """Flushes files that must be on disk before the checkpoint is."""
         self.passed_over: list[str] = []
-        """Why the last call of `newest` skipped newer checkpoints."""
+        """The reasons for which the last call of `newest` skipped newer checkpoints."""
         self._read = functools.partial(
             reading.read, verify=config.verify, rank=ranks.rank, size=ranks.size, personal=personal
         )
@@ -168,7 +168,7 @@ class Store:
         return self.on_all(f"reading {path.name}", lambda: self.read(path, place))
 
     def read(self, path: Path, place: Place | None = None) -> Checkpoint:
-        """Read one checkpoint, verified as `checkpoint.verify` says.
+        """Read one checkpoint, with the verification of `checkpoint.verify`.
 
         Args:
             path: Its directory.

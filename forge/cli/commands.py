@@ -1,4 +1,4 @@
-"""The commands of `forge`: what each does, in groups, with an example; and what `--help` prints."""
+"""The commands of `forge` in groups, each with an example, and the text of `forge --help`."""
 
 from __future__ import annotations
 

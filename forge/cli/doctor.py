@@ -1,7 +1,7 @@
-"""`forge doctor`: the health checks of this node, made by hand.
+"""`forge doctor`: runs the health checks of this node by hand.
 
-Without options the checks that found something are printed, with what to do; `-v` prints a table of
-all checks. In the tasks of a step, or below torchrun, rank 0 prints what all ranks found.
+Without options it prints the checks with a finding, and the remedies; `-v` prints a table of all
+checks. In the tasks of a Slurm step, or under torchrun, rank 0 prints the findings of all ranks.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str]) -> int:
-    """The command `forge doctor`: make the checks and print what they found.
+    """The command `forge doctor`: run the checks and print their findings.
 
     Returns:
         0 if no check fails, 69 if one does, 78 if an override is wrong.
@@ -79,7 +79,7 @@ def main(arguments: list[str]) -> int:
     except ConfigError as error:
         sys.stderr.write(messages.escape(f"forge: {error}\n", "\n"))
         return int(error.exit_code)
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # else it prints C++ stacks of its own
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # else torch prints C++ stacks
     context = attempt.here(health, options.dir.absolute(), options.dir.absolute())
     if here.size == 1:
         rows = _examined(health, context, socket.gethostname(), *Scope)
@@ -88,7 +88,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _examined(config: HealthConfig, context: Context, where: str, *scopes: Scope) -> Iterator[Row]:
-    """Make the checks of these scopes, whatever the policy would do; a row for each."""
+    """Run the checks of these scopes, without the policy's actions; a row for each."""
     for check, action in attempt.asked_for(config, context, *scopes):
         try:
             answer = make(check, replace(context, action=action))
@@ -108,10 +108,10 @@ def _examined(config: HealthConfig, context: Context, where: str, *scopes: Scope
 def _together(
     health: HealthConfig, context: Context, here: world.RankInfo, *, is_verbose: bool
 ) -> int:
-    """All ranks get the rows of all, and end with the same code; rank 0 prints them."""
+    """All-gather the rows, so that all ranks exit with the same code; rank 0 prints the rows."""
     from forge.group.rendezvous import meet  # it needs torch
 
-    host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()  # as people exclude it
+    host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()  # the name for `--exclude`
     of_all = attempt.asked_for(health, replace(context, is_first_of_node=True))
     limit_s = sum(check.timeout_s for check, _ in of_all) + _MARGIN_S
     is_hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -135,7 +135,7 @@ def _together(
 def _of_all(
     rows: list[Row], health: HealthConfig, context: Context, limit_s: float
 ) -> Iterator[Row]:
-    """The rows of each rank, and those of all ranks together; the same on each rank."""
+    """The rows of each rank, and those of the checks of all ranks; the same on each rank."""
     from forge.group.ranks import StoreCoordinator
 
     ranks = StoreCoordinator()
@@ -196,7 +196,7 @@ def _merged(rows: Iterable[Row]) -> list[Row]:
 
 
 def table(rows: Sequence[Row], width: int = _WIDTH) -> Iterator[str]:
-    """Lines for people: below a check that fails stands what to do."""
+    """The lines of the table; the remedy follows each failed check."""
     lines = [Row("check", "where", "verdict"), *rows]
     widths = [max(len(row[column]) for row in lines) for column in range(3)]
     indent = sum(widths) + 6

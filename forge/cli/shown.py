@@ -41,8 +41,8 @@ def describe(
     """A checkpoint's facts, the most important first; then its content.
 
     Args:
-        checkpoint: Which one.
-        verify: What was checked when it was loaded.
+        checkpoint: The checkpoint.
+        verify: The verification with which it was loaded.
         is_verbose: Show its files, and each tensor and value, instead of a line for each object.
     """
     about = checkpoint.manifest
@@ -76,7 +76,7 @@ def describe(
 
 
 def damaged(path: Path, error: str) -> Iterator[str]:
-    """The error of a checkpoint that cannot be used, and what a resume would do."""
+    """The error of a checkpoint that cannot be used, and the effect on a resume."""
     yield f"{'checkpoint':{_TITLE}}{_near(path)}"
     yield from _fact("state", "DAMAGED: no job can resume from it")
     for line in error.splitlines():
@@ -173,7 +173,7 @@ def _size(num_bytes: int) -> str:
 
 
 def _cut(text: str, width: int) -> str:
-    """The end of a path says most."""
+    """Cut the begin of a text: the end of a path is the most specific part."""
     text = escape(text)
     return text if len(text) <= width else f"…{text[1 - width :]}"
 

@@ -88,13 +88,13 @@ _SLURM = frozenset(f"slurm.{name}" for name in slurm_keys.PER_JOB)
 
 @functools.cache
 def _defaults() -> Any:
-    """Cached, to be copied: OmegaConf takes 20 ms to read the schema."""
+    """The defaults, to be copied; cached, since OmegaConf takes 20 ms to read the schema."""
     return OmegaConf.structured(Policy)
 
 
 @functools.cache
 def _plain_defaults() -> dict[str, Any]:
-    """Each key's default as YAML has it, without the signals: they have several names."""
+    """Each key's default as in YAML, except those of signals, which have several names."""
     leaves = [leaf for leaf in _leaves(asdict(Policy()), "") if "signal.actions." not in leaf[0]]
     return {key: value.name if isinstance(value, Enum) else value for key, value in leaves}
 
@@ -183,7 +183,7 @@ def nearest_key(key: str) -> str | None:
 
 
 def suggestion(key: str) -> str:
-    """What to write instead of a key that does not exist: the nearest key, or its group's keys."""
+    """The replacement for a key that does not exist: the nearest key, or its group's keys."""
     near = nearest_key(key)
     if near:
         return f"Did you mean `resilience.{near}`?"
@@ -218,7 +218,7 @@ def _set(typed: DictConfig, key: str, value: Any) -> str | None:
         return f"{shown}: there is no such key. {hint}"
     default = _plain_defaults().get(path, ...)
     if type(value) is type(default) and value == default:
-        return None  # so it is for most keys, and OmegaConf takes 0.2 ms to set one
+        return None  # true of most keys, and OmegaConf takes 0.2 ms to set a key
     if isinstance(value, bool) and not isinstance(OmegaConf.select(typed, path), bool):
         # YAML 1.1 reads on, off, yes and no as booleans; OmegaConf would take True for 1.
         return f"{shown}: {_expected(typed, path)}, found a boolean."

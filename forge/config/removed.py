@@ -1,4 +1,4 @@
-"""Keys that no longer exist, and what replaces each.
+"""Keys that no longer exist, and their replacements.
 
 In a user's config such a key is an error that names the replacement. A job that was started by an
 earlier version stores its policy in files (`.forge/config.yaml`, a pickled config): there the key
@@ -84,8 +84,8 @@ REMOVED: dict[str, Removed] = {
         " they saved. Remove the key."
     ),
 }
-"""Dotted key or group, without the leading `resilience.` -> what happened to it; `*` is any name.
-The first match counts."""
+"""Dotted key or group, without the leading `resilience.` -> its replacement; `*` is any name. The
+first match counts."""
 
 CLASSES = ("CheckConfig", "ChecksConfig", "OnForeign", "SlurmConfig", "WhenBusy")
 """Classes of `schema` that no longer exist."""
@@ -111,7 +111,7 @@ def plain(value: Any) -> Any:
 
 
 def find(key: str) -> tuple[str, Removed] | None:
-    """(the removed key or group that `key` is or belongs to, what happened to it), if any."""
+    """(the removed key or group to which `key` belongs, its replacement), if there is any."""
     pattern = _pattern(key)
     if pattern is None:
         return None

@@ -143,7 +143,7 @@ def _signal_problems(p: Policy, time_limit_s: float | None, limit_key: str) -> l
 
 
 def directory_problem(path: Path) -> str | None:
-    """Why `path` is not writable, or None; leaves no file behind."""
+    """The reason why `path` is not writable, or None; leaves no file behind."""
     existing = path
     while not os.path.lexists(existing) and existing != existing.parent:
         existing = existing.parent

@@ -40,7 +40,7 @@ _first: FirstSeen[dict[str, int]] = FirstSeen()
 def counters(one: Any) -> dict[str, int]:
     """Attributes that count, for example epochs: those that have changed since the first call.
 
-    For an object without `state_dict` no more can be known of its state.
+    An object without `state_dict` does not expose any other state.
     """
     try:
         first = _first.of(one, _numbers(one))
@@ -91,7 +91,7 @@ def has_own_iter(loader: DataLoader[Any]) -> bool:
 def num_batches(loader: Any) -> int | None:
     """Number of batches in an epoch, if the loader has a length.
 
-    For an iterable dataset None: its length is a guess, and torch warns if it yields more.
+    None for an iterable dataset: its length is a guess, and torch warns if it yields more.
     """
     if isinstance(getattr(loader, "dataset", None), IterableDataset):
         return None
@@ -161,7 +161,7 @@ def _inexact(loader: Any) -> Iterator[str]:
 
 
 def _seeds(loader: Any) -> str:
-    """How to make the random draws of its workers repeatable."""
+    """The advice that makes the random draws of a loader's workers repeatable."""
     dataset, collate = getattr(loader, "dataset", None), getattr(loader, "collate_fn", None)
     own = [n for one in (*seeding.within(dataset), collate) for n in seeding.own_generators(one)]
     wrap = "" if seeding.is_wrapped(dataset) else "Wrap the dataset in forge.data.seeded."

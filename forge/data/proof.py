@@ -1,4 +1,4 @@
-"""Finds out whether the `state_dict` of a loader contains its position in the pass.
+"""Detects whether the `state_dict` of a loader contains its position in the pass.
 
 Many loaders save something else, for example the generator they shuffle with. Loading such a state
 does not restore the position, and the pass would start from its first batch. Two batches show it:
@@ -68,7 +68,7 @@ class Proof:
         return state
 
     def again(self, taken: int, before: Any) -> None:
-        """The first batches were taken again, in a new process."""
+        """Continue after a new process has taken the first batches again."""
         self._before = fingerprint(before) if before is not None else None
         self._last = fingerprint(self._loader.state_dict()) if taken == 1 else None
 
@@ -98,7 +98,7 @@ class Proof:
             self.kind = Kind.stateful
 
     def demote(self, name: str) -> None:
-        """The state is not the position: log it."""
+        """Stop using the state as the position, and warn."""
         self.kind, self.is_open = Kind.replayed, False
         messages.warn(
             f"{name}: {type(self._loader).__name__}.state_dict() is the same before and after a"

@@ -128,7 +128,7 @@ def within(dataset: Any) -> Iterator[Any]:
 
 
 def is_wrapped(dataset: Any) -> bool:
-    """Whether it, or a dataset inside it, is wrapped by `seeded`."""
+    """Whether the dataset, or a dataset inside it, is wrapped by `seeded`."""
     return any(isinstance(one, SeededDataset) for one in within(dataset))
 
 

@@ -1,4 +1,4 @@
-"""How the ranks of a job share an epoch, and where another number of ranks continues.
+"""How the ranks of a job share an epoch, and the position for another number of ranks.
 
 The order of a `DistributedSampler` or `GlobalBatchSampler` follows from (seed, epoch), and after k
 batches the ranks together have had its first k * global_batch_size samples, whatever their number.
@@ -150,7 +150,7 @@ def _shared(loader: DataLoader[Any]) -> tuple[Any, int]:
 
 
 def _is(one: Any, kind: type[Any]) -> bool:
-    """Whether it yields what `kind` does; a subclass can yield something else."""
+    """Whether an object yields the same as class `kind`; a subclass can differ."""
     is_plain = isinstance(one, kind) and type(one).__iter__ is kind.__iter__
     return is_plain and not loaders.has_state(one)
 
@@ -158,7 +158,7 @@ def _is(one: Any, kind: type[Any]) -> bool:
 def draw_apart(loader: Any, rank: int) -> None:
     """Give a rank that loaded the random state of rank 0 a different one, the same each time.
 
-    Else the workers of all ranks would draw the same numbers.
+    Otherwise the workers of all ranks would draw the same numbers.
     """
     if getattr(loader, "num_workers", 0) and not loaders.is_seeded(loader):
         messages.warn(

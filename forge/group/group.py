@@ -71,7 +71,7 @@ class Coordinator(Protocol):
         """Wait until the ranks can no longer agree, and return why; empty after the timeout."""
 
     def when_lost(self, act: Callable[[], None]) -> None:
-        """Call `act` in any thread once that happens: the main thread can be in a collective."""
+        """Call `act`, in any thread, once ranks cannot agree: main can be in a collective."""
 
     def close(self, timeout_s: float) -> None:
         """Leave the group, together with the other ranks if they arrive in time."""

@@ -133,7 +133,7 @@ class Introduction:
         return f"{self._key}/place"
 
     def _told(self, text: bytes) -> tuple[str, str]:
-        """Parse the entry of rank 0, check that it is of this job; (folder, attempt)."""
+        """Parse rank 0's entry, check that it is of this job; returns (folder, attempt)."""
         try:
             told = json.loads(text)
             if told == {}:

@@ -10,9 +10,9 @@
 So no rank has to act at a boundary that it has already passed: a rank does not pass its published
 limit before the decision, and the decision is never below any limit. All ranks compute it from the
 same numbers. There is no deadlock: main threads wait only for these threads, which answer even
-while their main thread is in a collective, and a dead rank is noticed (`peers.py`). A step without
-a request sends nothing: the threads sleep in the store. Messages are authenticated (`secret.py`),
-since the store is open to any process.
+while their main thread is in a collective, and a dead rank is detected (`liveness.py`). A step
+without a request sends nothing: the threads sleep in the store. Messages are authenticated
+(`secret.py`), since the store is open to any process.
 """
 
 from __future__ import annotations

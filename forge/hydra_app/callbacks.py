@@ -168,7 +168,7 @@ def _multirun_command(config: DictConfig, launcher: str) -> str:
 
 
 def _warn_of_unused_launcher(config: DictConfig) -> None:
-    """Say that Hydra ignores a launcher without -m, if it was chosen on the command line.
+    """Warn that Hydra ignores a launcher without -m, if it was chosen on the command line.
 
     A config whose defaults list chooses it is often started without -m on purpose. `NotHere`
     refuses forge's own launcher for Slurm.

@@ -58,7 +58,7 @@ def arm(arguments: Iterable[str], search_path: Callable[[], Iterable[str]] = tup
 
 
 def _mistyped_hint(word: str) -> str:
-    """A sentence about an override whose first words are not quite forge's; else empty."""
+    """The hint for an override whose first words look like mistyped ones of forge; else empty."""
     if no_preset := _NO_PRESET.match(word):
         return (
             f"`{no_preset[1]}`: expected the name of a preset, for example `resilience=default`."
@@ -84,7 +84,7 @@ def _is_similar(name: str, known: str) -> bool:
 
 
 def _launcher_hint(name: str) -> str:
-    """A sentence about an option that the command's launcher does not have; else empty."""
+    """The hint for an option that the command's launcher does not have; else empty."""
     from forge.config import slurm_keys
 
     local = {*slurm_keys.OF_LOCAL_JOBS}

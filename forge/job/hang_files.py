@@ -1,6 +1,6 @@
-"""The files by which a job's supervisors and its wrapper find out whether the job hangs.
+"""The files with which a job's supervisors and its wrapper determine whether the job hangs.
 
-<job dir>/.forge/hang/rank<r>   report of rank r's supervisor: how its task is
+<job dir>/.forge/hang/rank<r>   report of rank r's supervisor on the progress of its task
 <job dir>/.forge/hang/query     the wrapper's current request to all supervisors
 
 A supervisor whose limit has passed writes its report without a query. The wrapper looks for such a
@@ -11,7 +11,7 @@ report, and then sends its query in up to three phases:
     end      all supervisors kill their tasks
 
 The wrapper withdraws the query by emptying the folder. Each file has one writer, which replaces it
-in one step. Readers open the folder for each look, so a network file system shows what is new.
+atomically. Readers reopen the folder each time, so that a network file system shows new files.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class HangQuery:
     """Unix time, to tell queries of one attempt apart."""
     phase: QueryPhase = QueryPhase.report
     folder: str = ""
-    """Where the stacks go, relative to the job's directory; empty in the phase `report`."""
+    """Folder of the stacks, relative to the job's directory; empty in the phase `report`."""
 
     @property
     def name(self) -> str:
@@ -79,7 +79,7 @@ class HangReport:
     """Limit of the section; 0: no limit."""
     is_expired: bool
     excuse: str
-    """Why this rank does not hang; empty: it may hang."""
+    """The reason why this rank does not hang; empty if it possibly hangs."""
     line: str = ""
     """The line of the user's code that the main thread executes; in the phase `stacks`."""
     inside: str = ""
@@ -118,7 +118,7 @@ def read_reports(
 
 
 def write_query(forge: Path, query: HangQuery) -> None:
-    """Send a query, or the next phase of the query that is there.
+    """Send a query, or the next phase of the present query.
 
     Raises:
         OSError: If it cannot be written. On a full disk, the phase `end` still can: its text is no

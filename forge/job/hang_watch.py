@@ -1,9 +1,9 @@
-"""How a supervisor notices that its task makes no progress, and what it reports then.
+"""How a supervisor detects that its task makes no progress, and reports it to the wrapper.
 
-The task writes into a page of memory (`process/progress.py`) what it is doing, and how long that
-can take. The supervisor counts the seconds at each tick, except seconds in which the task is
-stopped, traced or asked to stop. Once the limit has passed, the supervisor reports it. The job's
-wrapper decides whether it is a hang (`hangs.py`): one rank only sees that it waits.
+The task writes its section, and the time limit of that section, into a page of memory
+(`process/progress.py`). The supervisor counts the seconds at each tick, except seconds in which the
+task is stopped, traced or asked to stop. Once the limit has passed, the supervisor reports it. The
+job's wrapper decides whether it is a hang (`hangs.py`), since a rank knows only its own wait.
 
 A tick never waits: longer work is done in small parts, one part a tick. If a file cannot be read or
 written, hang detection pauses, and the task continues.
@@ -69,7 +69,7 @@ class HangWatch:
         return TICK_S if self._gathering is None else _BUSY_TICK_S
 
     def tick(self, passed_s: float, *, is_stopping: bool) -> bool:
-        """Read the page, report an expired limit, and do what the wrapper's query wants.
+        """Read the page, report an expired limit, and follow the wrapper's query.
 
         Args:
             passed_s: Seconds since the last tick.
@@ -98,7 +98,7 @@ class HangWatch:
 
     @property
     def _look_s(self) -> float:
-        """Seconds between two looks for a query: few, if this rank makes no progress either."""
+        """Seconds between two checks for a query: few if this rank makes no progress either."""
         often_s = min(max(_LOOK * (self._record.limit_s or math.inf), TICK_S), _LOOK_S)
         return often_s if self._waited_s >= often_s else _MOVING * often_s
 
@@ -122,7 +122,7 @@ class HangWatch:
         return 0 < self._record.limit_s < self._waited_s
 
     def _follow_query(self) -> None:
-        """Read the query, and do once what each of its phases wants."""
+        """Read the query, and act once on each of its phases."""
         before = self._query
         query = self._query = hang_files.read_query(self._forge, self._attempt)
         if query is None and before is not None:  # no hang: report again after twice the time
@@ -180,7 +180,7 @@ class HangWatch:
         folder = self._forge.parent / query.folder
         write_atomically(folder / f"rank_{self._rank}.txt", text)
         frames = next(filter(None, map(stacks.main_frames, found.values())), [])
-        # A new report: there may have been progress meanwhile.
+        # A new report, since the task can have made progress meanwhile.
         hang_files.write_report(self._forge, self._report(query, frames))
 
     def _pids(self, first: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Whether a job hangs, and what to do about it: the wrapper's side of `hang_files.py`.
+"""Decides in the wrapper whether a job hangs, and reacts: the other side of `hang_files.py`.
 
     a rank's limit has passed ─► has any rank an excuse? ── yes ─► the job is slow: continue
                                                          └─ no ──► stacks of all ranks in hangs/<n>/
@@ -49,7 +49,7 @@ class Hang:
     """The report of the rank for which the others wait. If that rank is missing: its number, and
     the section and step of the rank that is furthest behind."""
     because: str
-    """Why this rank is the culprit."""
+    """The reason why this rank is the culprit."""
 
     def __str__(self) -> str:
         one = self.culprit
@@ -61,7 +61,7 @@ class Hang:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The same for a file of JSON."""
+        """The description, as fields for a JSON file."""
         return {**asdict(self.culprit), "because": self.because}
 
 
@@ -81,7 +81,7 @@ class Hangs:
 
         Args:
             directory: The job's directory.
-            ranks: How many ranks the job has.
+            ranks: The number of ranks.
             action: The name of a `HangAction`.
             record: Writes a line into the job's ledger.
             say: Writes a line into the job's output.
@@ -103,7 +103,7 @@ class Hangs:
         """Whether an error of the hang detection was printed."""
 
     def begin(self, attempt: int) -> None:
-        """Forget what is left of earlier attempts.
+        """Discard the query and the reports of earlier attempts.
 
         Args:
             attempt: The number of the attempt that begins.
@@ -113,7 +113,7 @@ class Hangs:
             hang_files.clear(self._forge)
 
     def look(self, gone: Mapping[int, bool]) -> None:
-        """At each tick of the wrapper: look for reports, and act on them.
+        """Read the reports, and act on them; called at each tick of the wrapper.
 
         Args:
             gone: Ranks that have ended -> whether the rank failed.
@@ -171,7 +171,7 @@ class Hangs:
             self._act(query, reports, live)
 
     def _begin_query(self, live: set[int]) -> HangQuery | None:
-        """Ask all ranks if a rank has reported that its limit has passed."""
+        """Query all ranks if a rank has reported that its limit has passed."""
         expired = hang_files.read_reports(self._forge, self._attempt, live)
         if not expired:
             return None
@@ -189,7 +189,7 @@ class Hangs:
         hang_files.clear(self._forge)
 
     def _excuse(self, new: list[HangReport], failed: list[int]) -> str:
-        """Why the job does not hang, though a rank's limit has passed; empty if it hangs."""
+        """The reason why the job does not hang, after a rank's limit; empty if it hangs."""
         if failed:
             return f"rank {failed[0]} has failed: the other ranks are given time to save and exit"
         for one in new:
@@ -229,7 +229,7 @@ class Hangs:
 
 
 def find_culprit(query: HangQuery, reports: dict[int, HangReport], live: set[int]) -> Hang:
-    """Which rank holds up the others.
+    """Find the rank for which the others wait.
 
     Args:
         query: Names the rank whose limit passed first: the culprit if nothing else distinguishes

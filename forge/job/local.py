@@ -162,11 +162,11 @@ class LocalJob(Job):
         processes.kill_descendants()
 
     def _outcome(self, status: int) -> Outcome:
-        """How the attempt ended."""
+        """The outcome of the attempt."""
         return self._of_all([self._of_rank(rank, pid) for rank, pid in enumerate(self._ranks)])
 
     def _of_rank(self, rank: int, supervisor: int) -> tuple[float, Outcome]:
-        """When and how a rank ended; without a report, from its supervisor's wait status."""
+        """Time and outcome of a rank's end; without a report, from its supervisor's wait status."""
         report = read_json(self.forge / f"{REPORT}{suffix(rank)}")
         if report is None:
             code = os.waitstatus_to_exitcode(self._statuses[supervisor])

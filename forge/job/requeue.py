@@ -1,4 +1,4 @@
-"""Whether a job that ended is started again, by the reason of its end and the policy's limits.
+"""Decides whether a job is started again, from the reason of its end and the policy's limits.
 
 Standard library only: this runs in the job's wrapper, outside containers and environments.
 """
@@ -23,12 +23,12 @@ _EXPLAINED = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an attempt ended."""
+    """The end of an attempt."""
 
     code: int
     """The task's exit code, or -N if signal N killed it."""
     imposed_reason: Reason | None = None
-    """Why the job itself ended it, if it did."""
+    """The reason if the wrapper or Slurm ended the attempt; None if it ended by itself."""
     is_held: bool = False
     """Whether the supervisor had to kill the task, which had not exited by its deadline."""
     is_supervisor_lost: bool = False
@@ -52,7 +52,7 @@ class Outcome:
     def of_command(
         cls, report: dict[str, Any], how: ExecPlan | None, actions: dict[str, str]
     ) -> Outcome:
-        """How a command ended, from its supervisor's report.
+        """The end of a command, from its supervisor's report.
 
         Args:
             report: The exit code, and the signals that asked the command to stop.
@@ -198,7 +198,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Decision:
-    """Whether the job starts again, and why."""
+    """Whether the job starts again, and the reason."""
 
     starts_again: bool
     because: str
@@ -250,13 +250,13 @@ def decide(
     """Decide whether the job starts again, and update `counts`.
 
     Args:
-        outcome: How the attempt ended.
+        outcome: The end of the attempt.
         counts: The restarts and failures so far.
         limits: The limits of the job's plan.
         saved_step: The number of saved steps, from `ledger.saved_steps`.
         has_run: Whether the job has a `forge.Run`; if not, missing progress does not count.
         is_cut_short: Whether the attempt ended before its first boundary, or half its time.
-        took_s: How long the attempt took.
+        took_s: Duration of the attempt, in seconds.
     """
     what = str(outcome)
     is_unfair = is_cut_short and outcome.reason in BY_CLUSTER
@@ -326,7 +326,7 @@ def spread(decision: Decision, job: str, restarts: int) -> Decision:
 
 
 def _same_hang(outcome: Outcome, counts: Counts) -> str:
-    """Why a repeated hang ends the job; empty if it is not repeated. Updates `counts`."""
+    """The reason why a repeated hang ends the job, else empty. Updates `counts`."""
     if outcome.hung_at is None:
         return ""
     # The section is not compared: next time, another of the waiting ranks can be the culprit.
@@ -337,7 +337,7 @@ def _same_hang(outcome: Outcome, counts: Counts) -> str:
 
 
 def _without_progress(counts: Counts, limits: RequeueLimits) -> str:
-    """Why attempts that saved nothing new end the job; empty if they do not."""
+    """The reason why attempts that saved nothing new end the job; empty if they do not."""
     if counts.no_progress >= limits.max_no_progress:
         return (
             f"{counts.no_progress} attempts in a row saved nothing new"

@@ -52,7 +52,7 @@ class Supervisor:
     timeout_s: float
     """The task's own deadline in seconds after a stopping signal; 0: none."""
     report: Path
-    """The file for the report of how the task ended."""
+    """The file for the report on the task's end."""
     parent: int
     """pid of the process that started the supervisor."""
     cwd: str = "."

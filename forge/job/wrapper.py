@@ -145,7 +145,7 @@ class Job(ABC):
 
     @abstractmethod
     def _outcome(self, status: int) -> Outcome:
-        """How the attempt ended."""
+        """The outcome of the attempt."""
 
     def _move_on(self, outcome: Outcome, pause_s: float) -> int | None:
         """Exit with this code, since the job starts elsewhere; None to restart it here."""
@@ -358,7 +358,7 @@ class Job(ABC):
         return self.plan.exec is not None or self._is_recovering
 
     def _as_said(self, report: dict[str, Any], rank: int = 0) -> Outcome:
-        """How a task ended, from its supervisor's report and from its own verdict."""
+        """The outcome of a task, from its supervisor's report and its own verdict."""
         if self._is_command:
             how = None if self._is_recovering else self.plan.exec
             return Outcome.of_command(report, how, self.plan.actions)

@@ -9,7 +9,7 @@
 <job dir>/.forge/report.json    how the last attempt ended, from its supervisor
 <job dir>/.forge/verdict.json   why the last attempt ended, from the training process
 <job dir>/.forge/result.pkl     the return value or exception of main
-<job dir>/.forge/sick.json      the node that failed a health check; see `sick.py`
+<job dir>/.forge/sick.json      the node that failed a health check; see `node_fault.py`
 <job dir>/.forge/hang/          during a suspected hang: reports and a query; see `hang_files.py`
 <job dir>/hangs/<n>/            the stacks of all ranks in a hang, and the rank that is behind
 

@@ -227,7 +227,7 @@ def lost_run(job_dir: Path, after: int) -> str | None:
 
 
 class _Share(NamedTuple):
-    """Which Run and process an attempt belongs to."""
+    """The Run and the process of an attempt."""
 
     number: int
     checkpoints: str = "."

@@ -20,7 +20,7 @@ from forge.jobdir.job_files import VERDICT, forge_dir, read_json, suffix, write_
 
 @dataclass(frozen=True)
 class Verdict:
-    """Why a process ended, in its own words."""
+    """The reason of a process's end, as the process itself states it."""
 
     reason: Reason
     text: str

@@ -235,7 +235,7 @@ def _set_number(cfg: Any, number: int) -> None:
 
 
 def _settle(job: ComposedJob, sweep_path: Path, *, may_refer: bool) -> None:
-    """Put the values that are known only now, mainly paths, into the job's config.
+    """Set the values of the job's config that are known only now, mainly paths.
 
     `may_refer`: whether the user's part can contain interpolations.
     """

@@ -1,4 +1,4 @@
-"""How two runs of a script differ: leaves of their checkpoints, and logged values."""
+"""The differences between two runs of a script: leaves of checkpoints, and logged values."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _LOADER = "forge.data.resumable.Resumable"
 def differing_leaves(
     one: RehearsedRun, other: RehearsedRun, tolerance: float = 0.0
 ) -> Iterator[tuple[str, str]]:
-    """(path, difference) of each leaf of their checkpoints that is not the same."""
+    """(path, difference) of each leaf that differs between their checkpoints."""
     for place in dict.fromkeys([*one.states, *other.states]):
         if place not in one.states or place not in other.states:
             yield place, f"only in {(one if place in one.states else other).name}"
             continue
-        # What was logged last is compared with all that was, by step.
+        # The last logged values are compared with all others, by step.
         a, b = ({**run.states[place], "metrics": None} for run in (one, other))
         near = _near_leaves(a, b, tolerance) if tolerance else set()
         of_run = f" of {place}" if len(one.states) > 1 else ""
@@ -36,7 +36,7 @@ def differing_leaves(
 def differing_values(
     one: RehearsedRun, other: RehearsedRun, tolerance: float = 0.0
 ) -> Iterator[tuple[Logged, str]]:
-    """Each logged value that is not the same, by step, and the difference."""
+    """Each logged value that differs, by step, and the difference."""
     a, b = one.logged, other.logged
     for key in sorted(a.keys() | b.keys()):
         x, y = a.get(key), b.get(key)

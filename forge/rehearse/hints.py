@@ -1,4 +1,4 @@
-"""Why an interrupted run differs: which variables had another value right after a resume.
+"""Explains why an interrupted run differs, by the variables that differ right after a resume.
 
 The script runs again uninterrupted and again interrupted, and records its variables at step
 boundaries (`forge.training.loop.trace_recorder`). A variable that differs at the boundary at which
@@ -27,7 +27,7 @@ _ADVICE = {
     "stateful": "pass {} to forge.Run",
     "value": "keep {} in run.state",
 }
-"""What to do, by the kind of a variable."""
+"""The remedy for a variable, by its kind."""
 _OF_FORGE = ("positions", "loaders", "epochs", "due", "planned")
 """Leaves with the position of forge itself: other values can mean the same position."""
 
@@ -69,12 +69,12 @@ def read(file: Path) -> list[TracedBoundary]:
 def examine(
     rehearsal: Rehearsal, planned: list[Strike], resumed_at: list[int], free: set[str]
 ) -> list[str]:
-    """Find what was not saved, by tracing an interrupted and an uninterrupted run.
+    """Find the state that was not saved, by tracing an interrupted and an uninterrupted run.
 
     Args:
         rehearsal: Runs the script.
-        planned: The signals that the run got that differs.
-        resumed_at: The steps at which it resumed.
+        planned: The signals of the run that differs.
+        resumed_at: The steps at which that run resumed.
         free: Leaves that differ between uninterrupted runs.
     """
     steps = sorted({step + n for step in resumed_at for n in range(3)})
@@ -86,7 +86,7 @@ def examine(
 def explained(
     uninterrupted: list[TracedBoundary], interrupted: list[TracedBoundary], free: set[str]
 ) -> list[str]:
-    """The first resume after which something differs, and what differs."""
+    """The first resume after which values differ, and these values."""
     usual = {one.key: one for one in uninterrupted}
     processes = list(dict.fromkeys(one.pid for one in interrupted))
     measured: set[Any] = set()
@@ -179,7 +179,7 @@ def _of_batch(step: int, batch: str | None, usual: dict[Key, TracedBoundary]) ->
 
 
 def _other(a: dict[Any, Any], b: dict[Any, Any]) -> list[Any]:
-    """Keys that both have, with different fingerprints."""
+    """Keys of both mappings, with different fingerprints."""
     return [key for key in a if key in b and _print(a[key]) != _print(b[key])]
 
 
@@ -188,6 +188,6 @@ def _print(value: Any) -> Any:
 
 
 def _is_inside(one: Any, names: list[Any]) -> bool:
-    """Whether it is a part of another variable that is named."""
+    """Whether a variable is part of another one in `names`."""
     file, function, path = one
     return any((file, function) == other[:2] and path.startswith(f"{other[2]}.") for other in names)

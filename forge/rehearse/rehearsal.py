@@ -1,7 +1,8 @@
-"""Runs a script to its end in a directory of its own: uninterrupted, or interrupted and resumed.
+"""Runs a script to its end in its own directory: uninterrupted, or interrupted and resumed.
 
-Two environment variables tell the script its directory (`job_dir.current`) and when it gets which
-signal (`strikes`); apart from these every start has the same command and environment.
+Two environment variables pass the directory (`job_dir.current`) and the next signal
+(`fault_injection`) to the script; apart from these every start has the same command and
+environment.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from forge.training.loop import fault_injection, step_limit, trace_recorder
 _GRACE_S = 5.0
 """Seconds that processes started by a script have to end, once the script has ended."""
 _OFFLINE = {"WANDB_MODE": "offline"}
-"""So that loggers upload nothing."""
+"""Variables that keep loggers from uploading data."""
 _SHOWN_LINES = 20
 """Last lines of a script's output that are shown if it fails."""
 _LOOK_S = 1.0
-"""Seconds between two looks at how far the script is."""
+"""Seconds between two checks of the script's progress."""
 
 Logged = tuple[int, str, str]
 """Step, place of the `forge.Run`, name."""
@@ -103,7 +104,7 @@ class RehearsedRun:
         }
 
     def trace(self) -> str:
-        """Where the run got signals, and where it resumed."""
+        """The steps at which the run got signals and at which it resumed."""
         places = {one.number: _place(one) for one in self.history.attempts}
         found = []
         for (name, at), (_, step, start) in zip(self.hits, self.resumed_at(), strict=True):
@@ -128,9 +129,9 @@ class Rehearsal:
         Args:
             command: Starts the script.
             root: Directory for the directories of all runs.
-            timeout_s: Limit of each start of the script; None: by the time of the first run.
+            timeout_s: Limit of each start of the script; None: derived from the first run's time.
             steps: Steps after which each loop ends; 0: loops are not shortened.
-            show: Called about once a second with what runs now.
+            show: Called about once a second with a description of the present run.
         """
         self.command = command
         self.root = root
@@ -189,7 +190,7 @@ class Rehearsal:
                     stdin=subprocess.DEVNULL,
                     stdout=file,
                     stderr=subprocess.STDOUT,
-                    start_new_session=True,  # Ctrl+C is for us, and we end it
+                    start_new_session=True,  # Ctrl+C ends only this process
                     preexec_fn=lambda: _begin(mask),
                 )
             except OSError as error:
@@ -206,7 +207,7 @@ class Rehearsal:
                 processes.kill_descendants()  # also the workers that a SIGKILL has orphaned
         if strike is not None and strike.ends_with(code):
             progress = ledger.read_progress(run.directory)
-            if progress is not None:  # else it was hit by somebody else, before its first step
+            if progress is not None:  # else another process has signalled it, before its first step
                 run.hits.append((strike.name, progress))
                 return False
         if code == 0:
@@ -235,7 +236,7 @@ class Rehearsal:
 
 
 def _begin(mask: set[int | signal.Signals]) -> None:
-    """In the new process, before it becomes the script."""
+    """Prepare the new process, before it executes the script."""
     processes.die_with_parent()
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
@@ -252,10 +253,10 @@ def _place(attempt: ledger.AttemptLog) -> str:
 
 
 def _ends(history: ledger.History) -> dict[str, dict[str, Any]]:
-    """How the last attempt of each `forge.Run` finished; empty if it did not finish."""
+    """The `finish` event of the last attempt of each `forge.Run`; empty if it did not finish."""
     found = {}
     for attempt in history.attempts:
-        if attempt.events:  # else it was killed before it could say anything
+        if attempt.events:  # else it was killed before its first event
             ends = (one for one in attempt.events if one["kind"] == "finish")
             found[_place(attempt)] = next(ends, {})
     return found

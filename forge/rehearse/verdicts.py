@@ -42,7 +42,7 @@ class Wanted:
     seed: int = 0
     """Seed of the first interrupted run; the next one has the next seed."""
     signals: Sequence[str] = SIGNALS
-    """Signals that are drawn from."""
+    """Signals to draw from."""
     within_s: float | None = None
     """Total time budget in seconds; None: no limit."""
     tolerance: float = 0.0
@@ -66,7 +66,7 @@ class RehearsalVerdict:
         self._rehearsal = rehearsal
         self._wanted = wanted
         self._free: set[str] = set()
-        """Leaves and logged names that are not compared: uninterrupted runs differ in them, too."""
+        """Leaves and logged names that are not compared, since uninterrupted runs differ, too."""
         self._began = time.monotonic()
         self._is_examined = False
 
@@ -139,7 +139,7 @@ class RehearsalVerdict:
         """Whether two uninterrupted runs have the same bits, apart from what is not compared."""
         tolerance = self._wanted.tolerance
         leaves = [path for path, _ in differing_leaves(first, second, tolerance)]
-        places = {*first.states, *second.states}  # one of them alone may have a checkpoint there
+        places = {*first.states, *second.states}  # a checkpoint can be missing in one run
         free = {path for path in leaves if path not in places and may_differ(path, first)}
         self._free = free
         if len(free) < len(leaves):
@@ -193,7 +193,7 @@ class RehearsalVerdict:
         return within_s is None or time.monotonic() - self._began + needed_s <= within_s
 
     def _examine(self, first: RehearsedRun, run: RehearsedRun, planned: list[Strike]) -> None:
-        """Print what was probably not saved; only for the first run that differs."""
+        """Print the state that was probably not saved; only for the first run that differs."""
         if self._is_examined:
             return
         self._is_examined = True

@@ -263,6 +263,6 @@ def here(directory: Path, work: Work) -> BatchJob | None:
 
 
 def of_run(policy: Policy, directory: Path) -> BatchJob | None:
-    """The same for a training with this policy, in the job directory `directory`."""
+    """As `here`, for a training with this policy in the job directory `directory`."""
     limits, place = RequeueLimits.of(policy.requeue), policy.checkpoint.dir
     return here(directory, Work(limits, policy.signal.warning_s, [directory], place))

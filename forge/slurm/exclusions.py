@@ -1,4 +1,4 @@
-"""Nodes on which a health check has failed, and which of them a job avoids.
+"""The nodes that failed a health check, and the choice of those that a job avoids.
 
 <job dir>/.forge/excluded/<node>.json     by this job, with the action `refuse`
 <sweep dir>/.forge/excluded/<node>.json   by any job of the sweep, with `exclude_node`
@@ -53,7 +53,7 @@ class Exclusion:
 
 @dataclass(frozen=True)
 class Choice:
-    """Which of the current exclusions are applied to a job."""
+    """The current exclusions that are applied to a job, and those that are not."""
 
     kept: list[Exclusion] = field(default_factory=list)
     left_out: list[Exclusion] = field(default_factory=list)

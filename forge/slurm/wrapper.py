@@ -185,7 +185,7 @@ class SlurmJob(Job):
         super()._write_state(state, because, **start, step=self._step, **more)
 
     def _end_step(self) -> None:
-        """No process of the last step must be left when the next step begins."""
+        """End the last step, so that none of its processes is left when the next step begins."""
         try:
             client.end_step(self._job, self._step, _ASK_S)
         except NoAnswer as error:
@@ -330,7 +330,7 @@ class SlurmJob(Job):
     # -- how it ended --------------------------------------------------------------------------
 
     def _outcome(self, status: int) -> Outcome:
-        """From the rank that failed first, and the controller's answer."""
+        """The outcome, from the rank that failed first and the controller's answer."""
         reports = self._reports()
         if not all(reports) and not self._is_ending:  # srun is gone, but tasks can be running
             self._end_step()
@@ -459,7 +459,7 @@ class SlurmJob(Job):
         return True
 
     def _learn(self, within_s: float) -> None:
-        """Ask the controller why. Raises NoAnswer."""
+        """Ask the controller why Slurm stops the job. Raises NoAnswer."""
         try:
             self._info = client.show(self._job, within_s)
             self._why = client.why(self._info, self._slurm_restarts, within_s)

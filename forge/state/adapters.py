@@ -118,5 +118,5 @@ def class_name(one: object) -> str:
 
 
 def of_main(name: str) -> str:
-    """The script is `__main__` in its first process, and `__mp_main__` in a job of a sweep."""
+    """The name, with `__main__` for the `__mp_main__` that the script is in a job of a sweep."""
     return f"__main__.{name[12:]}" if name.startswith("__mp_main__.") else name

@@ -63,7 +63,7 @@ def lacking(name: str, one: Any) -> Iterator[str]:
 
 @functools.cache
 def _settings() -> frozenset[str]:
-    """The settings that change what one of torch's optimizers does."""
+    """The settings that change the algorithm of one of torch's optimizers."""
     kinds = [
         kind
         for kind in vars(torch.optim).values()

@@ -2,7 +2,7 @@
 
 Loading a checkpoint restores the saved hyperparameters. If a job continues with another config
 (`resilience.resume=changed`), values that the script now builds differently replace the saved ones;
-all others keep what training has made of them. A learning rate that a schedule has changed becomes
+all others stay as training has changed them. A learning rate that a schedule has changed becomes
 the rate that the new schedule reaches after the same number of steps.
 """
 
@@ -206,7 +206,7 @@ def _without_data(tree: Any) -> Any:
 
 
 def _steps_alone(schedule: Any) -> bool:
-    """Whether it can be stepped without arguments."""
+    """Whether a schedule can be stepped without arguments."""
     parameters = inspect.signature(schedule.step).parameters.values()
     return all(one.default is not one.empty for one in parameters)
 

@@ -58,7 +58,7 @@ class StateRegistry:
             self.objects[name] = adapters.unwrapped(one)
         self._transient_buffers = TransientBuffers(self.objects)
         self._built: Structure | None = None
-        """How the script has built the objects; None before `check_savable`."""
+        """The structure of the objects as the script built them; None before `check_savable`."""
         self._groups: dict[str, list[list[torch.Tensor]]] = {}
         self.optimizers = [o for o in self.objects.values() if isinstance(o, torch.optim.Optimizer)]
         """The registered optimizers."""
@@ -147,7 +147,7 @@ class StateRegistry:
         return {name: adapters.asked(name, one) for name, one in self.objects.items()}
 
     def check_savable(self, states: dict[str, Any] | None = None) -> None:
-        """Warn of what a captured state can lack; from now on objects must stay as built.
+        """Warn of values missing in a captured state; from now on objects must stay as built.
 
         Args:
             states: The result of `ask`.
@@ -293,7 +293,7 @@ class StateRegistry:
         )
 
     def _load_modes(self, saved: dict[str, Any]) -> None:
-        """Restore what no `state_dict` contains: `training` and the like."""
+        """Restore attributes that no `state_dict` contains, such as `training`."""
         evaluating, dropout = set(saved.get("evaluating", ())), saved.get("dropout", {})
         for name, one in self._modules():
             one.training = name not in evaluating
@@ -319,7 +319,7 @@ class StateRegistry:
     def _buffers_of(
         self, name: str, one: torch.nn.Module, saved: dict[str, Any]
     ) -> tuple[buffers.Built, dict[str, Any]]:
-        """How a module's buffers were built, and the shapes that they need for this state."""
+        """A module's buffers as built, and the shapes that they need for this state."""
         first = self._built.buffers[name] if self._built is not None else buffers.built(one)
         recorded = saved.get("buffers", {}).get(name, {})
         return first, buffers.targets(one, first, saved["states"][name], recorded)

@@ -1,10 +1,10 @@
 """The structure of a run's objects: their parameters, groups, and shared memory.
 
 The next start builds the objects as this one did. A structure that the loop has changed could be
-saved, but not loaded. So it is compared with the initial structure before each save, and a change
-is refused while the job still runs. Not compared: buffers, which can grow (`buffers.py`), what a
-module loads in its own way, what an optimizer creates when it steps, and the state of objects that
-are neither modules nor optimizers.
+saved, but not loaded. So forge compares it with the initial structure before each save, and refuses
+a change while the job still runs. Not compared: buffers, which can grow, keys that a module loads
+in its own way, state that an optimizer creates when it steps, and the state of objects that are
+neither modules nor optimizers.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Structure:
 
 
 def built(objects: Mapping[str, Any], states: Mapping[str, Any]) -> Structure:
-    """The initial structure: `of`, and what decides which changes can be loaded."""
+    """The initial structure: that of `of`, with the fields that determine the loadable changes."""
     modules = [(name, one) for name, one in objects.items() if isinstance(one, nn.Module)]
     return replace(
         of(objects, states),
@@ -127,10 +127,10 @@ def orders(objects: Mapping[str, Any]) -> dict[str, list[list[str]]]:
 
 
 def check(first: Structure, now: Structure) -> None:
-    """Refuse what the loop has changed, before it is saved.
+    """Refuse changes by the loop, before they are saved.
 
     Raises:
-        ConfigError: Names what was there at the start, and what is there now.
+        ConfigError: Names the initial structure and the present one.
     """
     problems = [
         sentence

@@ -26,7 +26,7 @@ class TransientBuffers:
         self._first: dict[str, torch.Tensor] | None = None
 
     def check(self) -> None:
-        """Warn, once, of buffers that have changed; one with another shape is rebuilt as needed."""
+        """Warn, once, of changed buffers; a buffer with another shape counts as a cache."""
         if self._first is None:
             self._first = {name: buffer.clone() for name, buffer in self._buffers()}
         if not self._first:

@@ -66,7 +66,7 @@ class Backend(ABC):
 
     @abstractmethod
     def why(self, received: signal.Signals | None, code: int) -> Reason:
-        """Why the job is being stopped, given the signal that it received and its exit code."""
+        """The reason why the job is being stopped, from the received signal and its exit code."""
 
     def refusal(self, restarts: int) -> str:
         """Why the job cannot be started again after this many restarts; empty if it can."""

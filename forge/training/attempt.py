@@ -60,7 +60,7 @@ _active: list[Attempt] = []
 
 
 def active() -> Attempt | None:
-    """The session that is open in this process."""
+    """The attempt that is open in this process."""
     return _active[-1] if _active else None
 
 
@@ -115,7 +115,7 @@ class Attempt:
         try:
             self._open()
         except BaseException:
-            sections.end()  # the script may catch the error and continue
+            sections.end()  # the script can catch the error and continue
             raise
 
     def _open(self) -> None:
@@ -185,7 +185,7 @@ class Attempt:
         return [str(one) for one in job_dir.current(self._policy.checkpoint.dir, self._name)]
 
     def _secret_folder(self) -> Path:
-        """Where rank 0 stores the secret that the ranks share, before anything is claimed."""
+        """The folder for the ranks' shared secret, on rank 0, before anything is claimed."""
         job, checkpoint_dir = map(Path, self._places())
         with preflight.told_to_parent(job, checkpoint_dir), preflight.exits():
             attempt_io.check_directory(self._policy, checkpoint_dir)

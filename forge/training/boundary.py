@@ -1,4 +1,4 @@
-"""A step boundary: collect what all ranks know, decide, then act.
+"""A step boundary: collect the requests of all ranks, decide, then act.
 
 One module, since a stop, a save, a rollback and the end of a pass act on the same state.
 """
@@ -166,7 +166,7 @@ class Boundary:
         self._directory.metrics.flush_if_due()
 
     def _decide(self, n: float) -> Decision:
-        """Propose what this process knows; decide by what all ranks know."""
+        """Propose the requests of this process, and decide from those of all ranks."""
         saver, propose = self._saver, self._group.propose
         try:
             self._train_state.live.check_groups()

@@ -1,4 +1,4 @@
-"""The decision at a step boundary, as a pure function of what all ranks know.
+"""The decision at a step boundary, as a pure function of values that all ranks have.
 
     facts ─► proposals ─► Consensus ─► decide ─► act
 
@@ -93,9 +93,9 @@ def decide(agreed: Consensus, step: int, known: LocalInputs) -> Decision:
     """The first decision that applies, in the order of the classes above.
 
     Args:
-        agreed: What all ranks know of signals, clocks and calls.
+        agreed: The requests (signals, clocks, calls) that all ranks have.
         step: Steps done.
-        known: What every rank knows without communication.
+        known: Inputs that every rank knows without communication.
     """
     if agreed.failed is not None:
         return Halt(agreed.failed.text, agreed.failed.code, agreed.failed.reason)

@@ -1,7 +1,7 @@
 """Arguments of a call that are swapped, forgotten or of another kind, each named in one sentence.
 
-A check says what was expected, what was found, and what to write instead. `forge.Run` calls these
-before it does anything, so that a mistake costs no step of the training.
+An error names the expected argument, the argument found, and the correct call. `forge.Run` runs
+these checks before it does anything, so that a mistake costs no step of the training.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def check_boundary(step: int, last: int, *, is_open: bool) -> None:
         last: The step of the call before.
         is_open: Whether a loop of `run.begin` is under way.
     Raises:
-        ForgeError: Says what to do.
+        ForgeError: Names the remedy.
     """
     if not is_open:
         raise ForgeError(
@@ -118,7 +118,7 @@ def check_boundary(step: int, last: int, *, is_open: bool) -> None:
 
 
 def check_count(call: str, n: Any, loaders: Iterable[Any] = ()) -> None:
-    """Refuse a number of steps or epochs that is none.
+    """Refuse an argument that is not a number of steps or epochs.
 
     Args:
         call: `steps` or `epochs`.
@@ -274,7 +274,7 @@ def refuse_unnamed_metrics(unnamed: tuple[Any, ...]) -> None:
 
 
 def check_run(policy: Any, unnamed: tuple[Any, ...], stateful: Mapping[str, Any]) -> None:
-    """Refuse what is given to `forge.Run` in a way in which it cannot be saved.
+    """Refuse arguments of `forge.Run` that cannot be saved in the way they are passed.
 
     Raises:
         ConfigError: With a sentence for each argument.

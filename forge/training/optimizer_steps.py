@@ -1,7 +1,7 @@
-"""Watches the steps of optimizers: outside the loop, without the NaN policy, or none at all.
+"""Warns of optimizer steps outside the loop or without the NaN policy, and of missing steps.
 
-Each of these is warned of once. A script that forgets `run.update` would else end with exit code 0
-and the weights that it began with.
+Each warning is logged once. Otherwise a script that forgets `run.update` would end with exit code 0
+and its initial weights.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SAMPLE = 256
 
 
 class OptimizerSteps:
-    """The steps of a run's optimizers.
+    """Watches the steps of a run's optimizers.
 
     Args:
         live: The objects of the run.

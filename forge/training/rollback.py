@@ -68,7 +68,7 @@ class Rollback:
         )
 
     def _by_restart(self, found: Checkpoint, first_bad: int) -> NoReturn:
-        """Go back to an earlier pass, or in somebody else's loop: the next attempt begins there."""
+        """Roll back by a restart: to an earlier pass, or in a loop that forge does not own."""
         step, bad_step = found.manifest.step, self._loops.step
         found.fill()  # load its tensors into the live ones
         self._nan.rolled_back()

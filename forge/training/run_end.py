@@ -1,4 +1,4 @@
-"""The end of a Run: what the code after the last loop changes is saved too.
+"""The end of a Run: changes by the code after the last loop are saved, too.
 
     a loop ends    its state is saved; after a break or an error a copy of it is kept
     the exit       if the state has changed since, it is saved again under a separate name;
@@ -60,8 +60,7 @@ class RunEnd:
             self._fingerprint = self._train_state.fingerprint()
 
     def save_anew(self) -> None:
-        """The checkpoint of this step is of an earlier boundary: the loop's end is not saved"
-        " yet."""
+        """The checkpoint of this step is of an earlier boundary, so the loop's end is not saved."""
         self._saver.evaluated(self._loops.step)
 
     def save_now(self) -> None:
@@ -70,7 +69,7 @@ class RunEnd:
         Raises:
             CheckpointError: If it cannot be written.
         """
-        # First: a rank that alone calls it would hang in a save, perhaps in one with other ranks.
+        # Check first: if only one rank calls this, it would hang in the save.
         what = "run.save() outside a loop (every rank has to call it there)"
         if all(self._exchange.all_gather(what, lambda: self._kept is not None, within_s=_ALL_S)):
             self._save_kept(SaveCause.requested)

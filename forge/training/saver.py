@@ -1,4 +1,4 @@
-"""When state is saved, and what happens when saving fails."""
+"""Decides when to save the state, and handles failed saves."""
 
 from __future__ import annotations
 

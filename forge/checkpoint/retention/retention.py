@@ -1,4 +1,4 @@
-"""Which checkpoints are kept.
+"""Selects the checkpoints to keep.
 
 Pinned checkpoints, the newest `keep_last` of the others, multiples of `keep_every_steps`, the
 `best.keep` best by a logged metric, and those that a rollback could need. A directory that does
@@ -100,7 +100,7 @@ class CheckpointIndex:
 
 
 class Retention:
-    """Which checkpoints `resilience.checkpoint` keeps, and which a rollback could need."""
+    """Selects the checkpoints that `resilience.checkpoint` keeps, or a rollback could need."""
 
     def __init__(
         self, config: CheckpointConfig, keep_back_steps: int | None, keep_back_every: int

@@ -63,7 +63,7 @@ class StagedFile:
         self._copied: list[torch.cuda.Event] = []
 
     def fill(self, tensors: _Tensors) -> None:
-        """Copy the tensors; later changes to them are not in the image.
+        """Copy the tensors; later changes to them are not in the file.
 
         On a GPU the copy runs on a separate CUDA stream: it waits for the current stream, the
         current stream's later work waits for the copy, and the host does not wait.

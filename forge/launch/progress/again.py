@@ -1,4 +1,4 @@
-"""The line that says how to resume a sweep, and what the command does."""
+"""The line with the command that resumes a sweep, and the effect of the command."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ _OURS = {
     "wait": "set hydra.launcher.wait instead",
     "chdir": "jobs run in the directory in which the sweep was started",
 }
-"""sbatch options that belong to forge -> what to do, or why nothing can be set."""
+"""sbatch options that forge sets itself -> the alternative, or why there is none."""
 _LEAST = {
     **dict.fromkeys(("nodes", "tasks_per_node", "array_parallelism", "cpus_per_task"), 1),
     **dict.fromkeys(("gpus_per_node", "gpus_per_task", "mem_gb"), 0),

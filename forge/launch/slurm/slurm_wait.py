@@ -234,7 +234,7 @@ class Watcher:
             job.unrequeued, job.because = "", ""
 
     def _tell_pending(self, waiting: list[SubmittedJob]) -> None:
-        """Print why jobs wait, at each change; the table lacks what to do about it."""
+        """Print why jobs wait, at each change; the table does not show the remedy."""
         reasons = [(job.number, job.slurm_id, job.waits_for) for job in waiting]
         for line, is_stuck in self._told.news(reasons):
             if is_stuck and self._progress == "none":

@@ -46,7 +46,7 @@ def arrive(name: str, loops: LoopState, train_state: TrainState) -> None:
     Args:
         name: The name of the `forge.Run`.
         loops: The current step and loop.
-        train_state: What a checkpoint would contain.
+        train_state: The state that a checkpoint would contain.
     """
     if VARIABLE not in os.environ:
         return

@@ -145,7 +145,7 @@ class NanPolicy:
         """Decide about a step that was checked; called once for each of its updates.
 
         Returns:
-            Whether to update, and what to log (empty: nothing).
+            Whether to update, and the text to log (empty: nothing).
         """
         is_bad = bool(problem)
         self._bad_steps.record(is_bad=is_bad, step=step, is_same_step=step == self._judged)

@@ -218,7 +218,7 @@ class AttemptIO:
     def end(
         self, kind: str, reason: Reason, text: str, step: int, code: int, level: int, **details: Any
     ) -> None:
-        """Record and log why this attempt ends."""
+        """Record and log the reason of this attempt's end."""
         self._judge(reason, text, step, code)
         self.ledger.write(kind, reason=reason.name, text=text, step=step, code=int(code), **details)
         at = " at" if kind == "stop" else ". The run ended at"

@@ -164,7 +164,7 @@ class CheckpointOwner:
         return replace(known, job_dir=mine.job_dir)
 
     def _recorded(self, saved_by: str) -> dict[str, Any]:
-        """The values that were built where a checkpoint with this id was saved, if they differ.
+        """The built values that belong to a checkpoint with this id, if it is not the present id.
 
         Raises:
             CheckpointError: If the id is unknown.
@@ -253,7 +253,7 @@ def _checksum(content: dict[str, Any]) -> int:
 
 
 def _read(path: Path) -> list[_Entry]:
-    """The entries of a file; raises FileNotFoundError, or what `_DAMAGE` lists."""
+    """The entries of a file; raises FileNotFoundError, or an error in `_DAMAGE`."""
     content = json.loads(read_plain(path))
     if content["checksum"] != _checksum(content):
         raise ValueError("its checksum does not match")

@@ -1,6 +1,6 @@
 """Resuming a checkpoint with another number of ranks than saved it.
 
-Each rank gets what rank 0 had (the step, schedules, the NaN policy, `run.state`, BatchNorm
+Each rank gets rank 0's state (the step, schedules, the NaN policy, `run.state`, BatchNorm
 averages) and its own part of sharded tensors. A rank that existed before keeps its random state; a
 new rank's is derived from that of rank 0. From then on sums are computed in another order.
 """
