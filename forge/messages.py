@@ -61,7 +61,7 @@ def emit(level: int, text: str) -> None:
         _logger.log(level, text)
         return
     if sys.__stderr__ is None or sys.__stderr__.closed:
-        return  # no stderr to write to; another file may use descriptor 2 by now
+        return  # stderr is closed; descriptor 2 can belong to another file by now
     # Not sys.stderr: a thread blocked inside its lock would abort the interpreter's exit.
     with contextlib.suppress(OSError):  # stderr is closed
         os.write(2, f"forge: {text}\n".encode())

@@ -1,4 +1,4 @@
-"""Checkpoints on the terminal: what `forge show` and `forge diff` print, in 80 columns.
+"""Checkpoints on the terminal: the output of `forge show` and `forge diff`, in 80 columns.
 
 The most important facts come first: step, time, size, whether the files are intact, how to resume.
 Paths are never cut, so that they can be copied; only lines with a path can be wider.

@@ -19,7 +19,7 @@ def cross_field_problems(
 ) -> dict[str, str]:
     """All problems of a policy whose values have the right types, and the key with the problem.
 
-    A problem of several keys has none.
+    A problem of several keys has no key.
     """
     found = [
         *_rule_problems(p, is_command=is_command),

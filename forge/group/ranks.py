@@ -67,7 +67,7 @@ _PAUSE_SHARE = 0.1
 """Pause as a share of the time waited so far: polling makes an exchange at most 10 % longer."""
 
 _STORE_S = 10**9
-"""Timeout of a thread that waits in the store: in effect none."""
+"""Timeout of a thread that waits in the store: in effect no limit."""
 
 
 class StoreCoordinator:

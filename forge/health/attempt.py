@@ -98,7 +98,7 @@ class Health:
         answer = make(check, replace(self._context, action=action), is_left)
         self._answers[check.name] = answer
         if self._context.stopped.is_set():
-            return None  # the end of the attempt may have caused it
+            return None  # the end of the attempt can have caused it
         return self._verdicts.judge(check, action, answer)
 
     # -- during training -------------------------------------------------------------------------

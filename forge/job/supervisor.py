@@ -123,7 +123,7 @@ class Supervisor:
         try:
             names = read_trusted(self.early).decode().split() if self.early is not None else []
         except OSError:
-            return []  # none came
+            return []  # no signal came
         return [signal.Signals[f"SIG{name}"] for name in dict.fromkeys(names)]
 
     def _start(self) -> int:

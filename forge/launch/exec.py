@@ -37,7 +37,7 @@ _WITHOUT_CONFIG = {
     "defaults": [{"resilience": "default"}, {"override hydra/launcher": "local"}, "_self_"],
     "command": None,
 }
-"""The config if `--config-name` names none: the command comes after `--`."""
+"""The config without `--config-name`: the command comes after `--`."""
 _USAGE = """\
 usage: forge exec [OVERRIDE ...] -- COMMAND ...
        forge exec --config-name NAME [-m] [OVERRIDE ...]
@@ -65,7 +65,7 @@ _USAGE_CODE = 2
 
 
 def main(arguments: list[str]) -> int:
-    """`forge exec`; `arguments` are those after it."""
+    """Run `forge exec` with the arguments after its name; returns the exit code."""
     if arguments[:1] in (["-h"], ["--help"]):
         sys.stdout.write(_HELP)
         return 0

@@ -1,4 +1,4 @@
-"""Further results of a rehearsal: repeated steps, saves, leftovers, what was not tested."""
+"""Further results of a rehearsal: repeated steps, saves, leftovers, and untested features."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ class RehearsalVerdict:
         return IDENTICAL
 
     def _agree(self, first: RehearsedRun, second: RehearsedRun) -> bool:
-        """Whether two uninterrupted runs have the same bits, apart from what is not compared."""
+        """Whether two uninterrupted runs have the same bits, in all compared leaves and values."""
         tolerance = self._wanted.tolerance
         leaves = [path for path, _ in differing_leaves(first, second, tolerance)]
         places = {*first.states, *second.states}  # a checkpoint can be missing in one run

@@ -106,7 +106,7 @@ def remove_callback(callback: Callable[[], object]) -> None:
 
 
 def install(policy: Policy, stacks_dir: Path | None = None) -> ShutdownHandler:
-    """Handle signals in this process as `policy` says; an existing handler is reconfigured."""
+    """Handle signals in this process according to `policy`; reconfigures an existing handler."""
     actions = {name: action.value for name, action in policy.signal.actions.items()}
     if _state.handler is not None and _state.handler.is_of_parent:
         _state.__init__()  # type: ignore[misc]

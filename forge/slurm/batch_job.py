@@ -141,7 +141,7 @@ class BatchJob:
     def _requeue(self, outcome: Outcome) -> int:
         why, reason = self._ask(outcome)
         if reason is not None and why is not Why.requeued and self._wait_for_steps(reason):
-            why, reason = self._ask(outcome)  # it may have been cancelled meanwhile
+            why, reason = self._ask(outcome)  # the job can have been cancelled meanwhile
         if reason is None:
             because = (
                 "it was cancelled"

@@ -5,7 +5,7 @@
 
 Each node has a file, written atomically: two jobs can add nodes at the same time, and a job that is
 killed leaves no half-written file. A file contains the time at which the exclusion expires; forge
-does not remove the file, since another job may just have renewed it. Standard library only.
+does not remove the file, since another job can just have renewed it. Standard library only.
 """
 
 from __future__ import annotations

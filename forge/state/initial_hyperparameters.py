@@ -166,7 +166,7 @@ class InitialHyperparameters:
         assert owner is not None
         fresh = self._fresh[owner]["param_groups"]
         live = schedule.optimizer.param_groups
-        for group, first in zip(live, fresh, strict=False):  # the loop may have added groups
+        for group, first in zip(live, fresh, strict=False):  # the loop can have added groups
             group.update(copy.deepcopy(first))
         num_steps = _steps(states[name]) - _steps(self._fresh[name])
         try:

@@ -44,7 +44,7 @@ class StateRegistry:
 
     def __init__(self, objects: dict[str, Any]) -> None:
         self.given = objects = dict(each for one in objects.items() for each in adapters.each(*one))
-        """The objects as the user passed them; `objects` has what is inside wrappers."""
+        """The objects as the user passed them; `objects` has the objects inside wrappers."""
         self.objects: dict[str, Stateful] = {}
         for name, one in objects.items():
             one = adapters.stateful(one)

@@ -329,7 +329,7 @@ class Attempt:
             return  # a child that was forked inside the block
         self.loops.is_between = False
         if error is not None:
-            self.boundary.forget_held()  # the error may have come from the middle of the pass
+            self.boundary.forget_held()  # the error can be from the middle of the pass
         lost = self._group.lost(_LOST_S) if isinstance(error, RuntimeError) else ""
         try:
             if error is not self._shutdown.exit:

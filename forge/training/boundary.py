@@ -289,7 +289,7 @@ class Boundary:
         self._begin_evaluation()
         if self.is_alone and may_stop and self._snapshots.is_worth(self._after_s):
             with self._failing():
-                self._loops.fixed.check()  # the last step, left by a break, may have changed them
+                self._loops.fixed.check()  # the last step, left by a break, can have changed them
                 self._snapshots.hold()
         self._after.enter_context(sections.current().inside(Phase.evaluation, "after a pass"))
         if self._snapshots.held is not None:

@@ -147,10 +147,10 @@ def check_count(call: str, n: Any, loaders: Iterable[Any] = ()) -> None:
 
 
 def check_loader(call: str, loader: Any) -> None:
-    """Refuse a loader that nothing can iterate over.
+    """Refuse a loader that is not iterable.
 
     Raises:
-        ForgeError: Naming what was found.
+        ForgeError: Naming the object found.
     """
     is_iterable = hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")
     if is_iterable and not isinstance(loader, type | nn.Module | str):
@@ -210,7 +210,7 @@ def check_loss(call: str, loss: Any) -> None:
     """Refuse a loss that is not a number.
 
     Raises:
-        ForgeError: Naming what was found.
+        ForgeError: Naming the object found.
     """
     if isinstance(loss, torch.Tensor) or hasattr(loss, "__float__"):
         return

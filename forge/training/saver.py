@@ -266,7 +266,7 @@ class Saver:
         try:
             self.wait()
         except CheckpointError as error:
-            messages.warn(str(error))  # the next save may succeed
+            messages.warn(str(error))  # the next save can succeed
 
     def _commit_final(self, snapshot: Snapshot, cause: SaveCause, began: float) -> None:
         # A process cannot exit while a thread of it deletes a large file: after a stop, the

@@ -39,7 +39,7 @@ class Shutdown:
 
     Args:
         loops: The current step and loop.
-        directory: Where the reason is recorded.
+        directory: The attempt's files, in which the reason is recorded.
         handler: Handles signals; forces the exit if stopping takes too long.
         limit: The time limit.
         before: Called first, so that consequences of the exit are not taken for failures.

@@ -164,7 +164,7 @@ def test_what_is_found_once_the_attempt_leaves_is_no_verdict(monkeypatch, tmp_pa
 
 
 def test_of_a_rank_that_is_to_stop_only_those_of_all_ranks_are_made(monkeypatch, tmp_path):
-    """It skips the checks of its node and device; other ranks wait for it in those of all ranks."""
+    """The rank skips the checks of its node and device, but other ranks wait for it in the rest."""
     made = []
     checks = {
         scope: Check(name, lambda context, name=name: made.append(name), scope)

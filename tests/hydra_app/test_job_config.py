@@ -28,7 +28,7 @@ def test_the_printed_command_goes_on_with_the_same_bits(app):
 
 
 def test_the_default_output_directory_works_too(app):
-    """Hydra's own date-and-time directory is where most jobs live."""
+    """Most jobs use Hydra's own directory, named after date and time."""
     stopped = app.run("signal_in=3")
     assert stopped.returncode == 143, stopped.stdout
     assert app.resume(stopped.stdout).returncode == 0
@@ -50,7 +50,7 @@ def test_an_edited_config_file_does_not_reach_a_running_job(app):
 
 
 def test_interpolations_are_resolved_once(app):
-    """`${now:…}` read at every start would rename things in the middle of a run."""
+    """If `${now:…}` were resolved at every start, names would change during a run."""
     stopped = app.run("hydra.run.dir=job", "signal_in=3")
     app.resume(stopped.stdout)
     assert len(set(app.seen("job"))) == 1
@@ -58,7 +58,7 @@ def test_interpolations_are_resolved_once(app):
 
 
 def test_overrides_may_be_left_out_or_repeated_but_not_contradicted(app):
-    """Silently training with another rate, or silently ignoring one, would both be wrong."""
+    """A contradicting override must neither change the job silently nor be ignored silently."""
     assert app.run("hydra.run.dir=job", "signal_in=3", "lr=0.3").returncode == 143
     refused = app.run("hydra.run.dir=job", "lr=0.4")
     assert refused.returncode == 78
@@ -198,7 +198,7 @@ def test_a_job_of_a_sweep_is_resumed_by_itself(app):
 
 
 def test_checkpoints_may_lie_elsewhere(app, tmp_path):
-    """Scratch disks are faster than home directories; the job's own directory stays small."""
+    """Checkpoints can go to a fast scratch disk, while the job's own directory stays small."""
     scratch = tmp_path / "scratch"
     stopped = app.run("hydra.run.dir=job", "signal_in=3", f"resilience.checkpoint.dir={scratch}")
     assert stopped.returncode == 143, stopped.stdout
@@ -210,7 +210,7 @@ def test_checkpoints_may_lie_elsewhere(app, tmp_path):
 
 @pytest.mark.parametrize("how", ["module", "config_name"])
 def test_other_ways_to_start_an_app_are_resumed_too(app, how):
-    """`python -m`, `--config-name`: the printed command has to bring them back."""
+    """The printed command has to repeat options such as `python -m` and `--config-name`."""
     if how == "module":
         command = ["-m", "train", "hydra.run.dir=job", "signal_in=3"]
     else:

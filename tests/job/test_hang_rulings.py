@@ -91,7 +91,7 @@ def full(*_, **__):
 def test_a_hang_is_shown_by_all_and_then_ended(job):
     both = report(0), report(1)
     job.answer(both[0])
-    assert job.phase is QueryPhase.report  # rank 1 may be alive
+    assert job.phase is QueryPhase.report  # rank 1 can be alive
     job.answer(both[1])
     assert job.phase is QueryPhase.stacks
     job.answer(*both)
@@ -134,7 +134,7 @@ def test_a_rank_that_has_moved_on_while_stacks_were_written_was_slow(job):
 
 
 def test_a_rank_outside_of_its_run_is_the_one_that_is_waited_for(job):
-    """It has not entered its Run yet, or has left it, and there is no time limit outside a Run."""
+    """The rank has not entered its Run yet, or has left it; outside a Run there is no limit."""
     both = report(0), report(1, is_expired=False, section="outside", step=0, limit_s=0.0)
     job.answer(*both)
     job.answer(*both)

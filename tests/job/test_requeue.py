@@ -1,4 +1,4 @@
-"""Whether a job starts again: each reason with each budget, and real jobs that start again.
+"""The decision whether a job starts again: each reason with each budget, and real jobs.
 
 One module, since almost all cases call one function, `decide`, on the same outcomes and budgets.
 """
@@ -182,7 +182,7 @@ def test_a_hang_has_a_budget_of_its_own():
     ("step", "saved", "starts_again"), [(7, 5, False), (8, 5, True), (7, 6, True)]
 )
 def test_the_same_hang_ends_the_job_unless_it_has_saved_more(step, saved, starts_again):
-    """It would hang at that step every time, also if it was preempted between the two hangs."""
+    """The job would hang at that step every time; a preemption between the hangs does not count."""
     counts = Counts()
     assert decide(HUNG, counts, limits(), 5).starts_again
     counts = Counts(**json.loads(json.dumps(asdict(counts))))  # as if read back from state.json

@@ -1,4 +1,4 @@
-"""Which parts of a job stay frozen when its sweep is started again, and which are updated."""
+"""The parts of a job that stay frozen or are updated when its sweep is started again."""
 
 import json
 import os

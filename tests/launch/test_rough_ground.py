@@ -95,7 +95,7 @@ def test_an_exit_code_0_before_the_end_is_not_the_end(ending, plain):
 
 
 def test_a_keyboard_interrupt_in_main_is_a_ctrl_c(plain):
-    """It does not count as a crash, so the job is not retried."""
+    """The end does not count as a crash, so the job is not retried."""
     plain.run("+mode=a", code("raise KeyboardInterrupt"))
     assert plain.job(0).state["reason"] == "interrupted"
 

@@ -219,7 +219,7 @@ def test_a_child_whose_parent_is_killed_saves_and_leaves(make):
 
 
 def test_several_children_with_a_run_are_refused(make):
-    """They would be ranks without a process group, and save into one directory."""
+    """The children would be ranks without a process group, and save into one directory."""
     app = make()
     process, _ = alone(app, "lr=0.1", "by=torch", "nprocs=2", "step_s=0.1")
     assert process.wait() == 73, process.output

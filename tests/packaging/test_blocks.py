@@ -88,7 +88,7 @@ def test_what_a_command_prints_is_what_the_page_shows(block):
 
 
 def test_a_line_that_nothing_prints_is_found():
-    """Otherwise the test above could not fail."""
+    """Otherwise the test above would accept any line."""
     assert "commences" in shown.unknown_in("forge: Training commences at step 0")
 
 

@@ -103,7 +103,7 @@ def test_only_the_layers_that_need_a_package_import_it():
 
 
 def test_the_training_process_knows_nothing_of_slurm_s_commands():
-    """It gets a function that requeues; only the job and the launcher call Slurm's commands."""
+    """Training gets a function that requeues; only job and launcher call Slurm's commands."""
     above = {
         "forge.submitit.backends",
         "forge.submitit.checkpointable",

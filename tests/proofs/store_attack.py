@@ -86,7 +86,7 @@ def store_at(ports: Iterable[int]) -> Any:
 
 
 def finish(store: Any) -> None:
-    """Forge the proposal of a call of `run.finish`."""
+    """Fake the proposal of a call of `run.finish`."""
     store.compare_set("round/0", "", json.dumps(_FINISH, sort_keys=True))
 
 
@@ -96,12 +96,12 @@ def garbage(store: Any) -> None:
 
 
 def limit(store: Any) -> None:
-    """Forge rank 1's answer, with a boundary that is never reached."""
+    """Fake rank 1's answer, with a boundary that is never reached."""
     store.set("limit/0/1", "1000000000 -1")
 
 
 def given(store: Any) -> None:
-    """Forge rank 1's value once rank 0 waits for it: a failure with exit code 0."""
+    """Fake rank 1's value once rank 0 waits for it: a failure with exit code 0."""
 
     def slots() -> set[str]:
         keys = set(store.list_keys())
@@ -119,7 +119,7 @@ ATTACKS: dict[str, tuple[Callable[[Any], None], bool]] = {
     "limit": (limit, True),
     "given": (given, True),
 }
-"""Name -> the attack, and whether rank 1 is suspended, since it would overwrite the forged key."""
+"""Name -> the attack, and whether rank 1 is suspended, since it would overwrite the faked key."""
 
 
 # -- two users ---------------------------------------------------------------------------------

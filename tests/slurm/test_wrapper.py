@@ -29,7 +29,7 @@ def both(code, **changes):
 
 
 def test_without_an_answer_the_clock_decides(played):
-    """Without the controller's answer, a requeue request shortly before the limit counts as it."""
+    """Without the controller's answer, a stop shortly before the time limit counts as the limit."""
     near = played().step(75, *both(75)).run(None, RUNS, left_s=40.0)
     assert near.reason == "time_limit"
     far = played().step(75, *both(75)).run(None, RUNS, left_s=4000.0)
@@ -399,7 +399,7 @@ def test_a_signal_by_hand_to_the_batch_script_does_not_end_the_job(played):
 
 
 def test_a_signal_by_hand_to_the_batch_script_is_passed_on_to_the_tasks_once(played):
-    """It is repeated if there are no tasks yet, or the controller is busy."""
+    """The wrapper retries if there are no tasks yet, or the controller is busy."""
     first = "kill -TERM $PPID; until grep -q signal $NOTES; do sleep 0.01; done"
     job = played().step(143, *both(143), first=first)
     ended = job.run(RUNS, False, None, True, RUNS)

@@ -1,4 +1,4 @@
-"""Where to read each tensor from: one rank's file, or pieces of several ranks' files.
+"""Finds the source of each tensor: one rank's file, or pieces of several ranks' files.
 
 A rank's file has the tensors that differ from rank 0's; all others are read from rank 0's file,
 under the same name. If the sharding has changed, a shard is assembled from all saved shards that

@@ -74,7 +74,7 @@ class Epochs:
 
     def _close_pass(self) -> None:
         """Close a pass whose iterator something (a progress bar) still references after a break."""
-        self._may_stop = False  # the code after the pass may have run, and would run twice
+        self._may_stop = False  # the code after the pass has possibly run, and would run twice
         close(self._pass)
         self._may_stop = True
 
@@ -213,7 +213,7 @@ class Epochs:
 
     def _end_pass(self, *, is_left: bool = False) -> None:
         place = self._place
-        # A break and an error look the same here. After a stop request, the stop may be the cause;
+        # A break and an error look the same here. After a stop request, the stop can be the cause;
         # with several ranks, all of them have left the pass by now.
         is_caused = is_left and self._boundary.is_alone and self._boundary.is_stopping
         may_stop = self._may_stop and not is_caused

@@ -140,7 +140,7 @@ class Updater:
         for name, one in self._live.objects.items():
             if not (isinstance(one, torch.amp.GradScaler) and one.is_enabled()):
                 continue
-            if checked.do_ranks_differ:  # this rank's scaler may find no inf, and then would step
+            if checked.do_ranks_differ:  # this rank's scaler can find no inf, and then would step
                 of_torch.note_found_inf(one, self._live.optimizers)
             else:
                 is_own, problem = self._is_own(one, name, checked, has_to_fall=False)

@@ -37,7 +37,7 @@ _SHOWN = 8
 
 @dataclass
 class _Found:
-    """States by the name of their object, and what was not loaded."""
+    """States by the name of their object, and the keys that were not loaded."""
 
     what: str
     states: dict[str, Any]

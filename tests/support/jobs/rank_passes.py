@@ -1,4 +1,4 @@
-"""Passes of several ranks over loaders that may differ in length.
+"""Passes of several ranks over loaders that can differ in length.
 
 `python rank_passes.py <directory> <spec as JSON>`, as `ranks.py`. The spec has the number of
 batches of each rank's loader (`lengths`), and whether the loaders are streams without a length.
