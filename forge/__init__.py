@@ -21,6 +21,7 @@ submitit or Hydra.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -104,11 +105,17 @@ if TYPE_CHECKING:
     from forge.training.run import Run
 
 
+def _requeuer(policy: Any, job: Any) -> Any:
+    """What requeues this process's job; outside Slurm nothing of Slurm's part is imported."""
+    if "SLURM_JOB_ID" not in os.environ:
+        return None
+    return importlib.import_module("forge.slurm.batch_job").of_run(policy, job)
+
+
 def _load(name: str) -> Any:
     if name in _HOME_OF:
         if name == "Run":  # training code does not know Slurm: hand it the function that requeues
-            batch_job = importlib.import_module("forge.slurm.batch_job")
-            importlib.import_module("forge.shutdown.stopping").offer_requeuer(batch_job.of_run)
+            importlib.import_module("forge.shutdown.stopping").offer_requeuer(_requeuer)
         value = getattr(importlib.import_module(_HOME_OF[name]), name)
     elif name in _MODULES:
         value = importlib.import_module(_MODULES[name])

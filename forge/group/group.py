@@ -8,6 +8,12 @@ from typing import Protocol
 
 from forge.group.facts import Consensus, Request, StopRequest
 
+START_S = 300.0
+"""Timeout in seconds for all ranks of a job to arrive at its start."""
+
+MARGIN = 1
+"""Boundaries that a rank can pass while the ranks are agreeing, so that it waits less."""
+
 
 class Coordinator(Protocol):
     """Coordinates this rank with all others.

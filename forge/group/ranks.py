@@ -35,6 +35,7 @@ from forge import messages
 from forge.errors import RankLost
 from forge.group import facts, store
 from forge.group.facts import Consensus, Request, SaveRequest, StopRequest
+from forge.group.group import MARGIN, START_S
 from forge.group.introduction import Introduction
 from forge.group.liveness import LivenessMonitor
 from forge.group.secret import Secret
@@ -42,14 +43,8 @@ from forge.group.store import Connection
 from forge.process import sections
 from forge.process.progress import Phase
 
-START_S = 300.0
-"""Timeout in seconds for all ranks of a job to arrive at its start."""
-
 ANSWER_S = 120.0
 """Timeout in seconds for a rank to answer a proposal: its thread does nothing else."""
-
-MARGIN = 1
-"""Boundaries that a rank can pass while the ranks are agreeing, so that it waits less."""
 
 _CONNECT_S = 30.0
 """Timeout in seconds to connect to the store of rank 0."""

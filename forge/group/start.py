@@ -11,7 +11,6 @@ import torch.distributed as dist
 from forge.errors import ConfigError
 from forge.group.collectives import place
 from forge.group.group import Coordinator, SingleProcess
-from forge.group.ranks import StoreCoordinator
 from forge.process import world
 
 
@@ -26,7 +25,11 @@ def group(folder: Callable[[], Path]) -> Coordinator:
         OSError: If the secret cannot be written.
     """
     check_met("before forge.Run is entered, on every rank", "This Run")
-    return StoreCoordinator(folder) if place()[1] > 1 else SingleProcess()
+    if place()[1] == 1:
+        return SingleProcess()
+    from forge.group.ranks import StoreCoordinator  # one process needs none of its parts
+
+    return StoreCoordinator(folder)
 
 
 def check_met(when: str, what: str) -> None:

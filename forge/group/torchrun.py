@@ -15,11 +15,6 @@ _PASSED_ON = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 _PATIENCE_S = "30"
 
 
-def is_above(environment: Mapping[str, str]) -> bool:
-    """Whether torchrun started this process."""
-    return "TORCHELASTIC_RUN_ID" in environment
-
-
 def advice(environment: Mapping[str, str], signals: Iterable[str], stop_s: float) -> str:
     """Options that torchrun needs for this policy; empty if it has them.
 

@@ -17,11 +17,11 @@ from forge.checkpoint.save.distributed_save import Exchange
 from forge.compat import of_torch
 from forge.config.schema import NanAction, Policy, SignalAction
 from forge.errors import ConfigError, Exit, RankLost
-from forge.group import start, torchrun
-from forge.group.ranks import MARGIN, START_S
+from forge.group import start
+from forge.group.group import MARGIN, START_S
 from forge.health import attempt
 from forge.jobdir import job_dir, spawned
-from forge.jobdir.job_files import RANK, SAVE_WITHIN, forge_dir
+from forge.jobdir.job_files import RANK, REHEARSAL, SAVE_WITHIN, forge_dir
 from forge.process import sections
 from forge.process.time_limit import TimeLimit
 from forge.shutdown import stopping
@@ -38,6 +38,7 @@ from forge.training.loop.loop_state import LoopState
 from forge.training.loop.pushed import PushedLoop, Start
 from forge.training.loop.resumable_loader import ResumableLoader
 from forge.training.loop.steps import Steps
+from forge.training.loop.watcher import Watcher
 from forge.training.nan.nan_policy import NanPolicy, RateScale
 from forge.training.nan.update import Updater
 from forge.training.optimizer_steps import OptimizerSteps
@@ -98,8 +99,10 @@ class Attempt:
     # -- opening -------------------------------------------------------------------------------
 
     def _heed_torchrun(self) -> None:
-        if not torchrun.is_above(os.environ):
+        if "TORCHELASTIC_RUN_ID" not in os.environ:
             return
+        from forge.group import torchrun
+
         torchrun.stop_with_agent()
         actions = self._policy.signal.actions.items()
         signals = [name for name, action in actions if action is not SignalAction.ignore]
@@ -253,6 +256,7 @@ class Attempt:
             handler=handler,
             limit=limit,
             shutdown=self._shutdown,
+            watchers=self._watchers(),
         )
         self.boundary = Boundary(parts)
         self._steps = Steps(parts, self.boundary)
@@ -264,6 +268,19 @@ class Attempt:
         self._optimizer_steps.enter_run()
         self._updater.note = self._note
         self._evaluations.pid = self._pid
+
+    def _watchers(self) -> list[Watcher]:
+        """What watches the loops: in a rehearsal its record and its faults, else nothing."""
+        if REHEARSAL not in os.environ:
+            return []
+        from forge.training.loop import fault_injection, trace_recorder
+
+        directory = self._directory
+        found: list[Watcher] = []
+        if trace_recorder.VARIABLE in os.environ:
+            name = directory.checkpoint_dir.name
+            found.append(trace_recorder.TraceRecorder(name, self.loops, self._train_state))
+        return [*found, fault_injection.FaultInjector(directory.ledger)]
 
     def _note(self, kind: str, **values: Any) -> None:
         """Write to the ledger, with the current batch of this rank."""

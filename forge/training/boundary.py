@@ -30,7 +30,6 @@ from forge.training.decide import (
     Stop,
     decide,
 )
-from forge.training.loop import fault_injection, trace_recorder
 from forge.training.loop.loop_lengths import LoopLengths
 from forge.training.loop.loop_state import EpochPhase
 from forge.training.loop.snapshot_holder import SnapshotHolder
@@ -59,6 +58,7 @@ class Boundary:
         self._handler = parts.handler
         self._limit = parts.limit
         self._shutdown = parts.shutdown
+        self._watchers = parts.watchers
         self._group = parts.group
         self.is_alone = parts.group.size == 1
         self._rollback = Rollback(parts)
@@ -98,8 +98,8 @@ class Boundary:
             distributed.first_step_is_done()
         self._limit.arrive()
         self._arrive()
-        trace_recorder.arrive(self._directory.checkpoint_dir.name, self._loops, self._train_state)
-        fault_injection.arrive()
+        for watcher in self._watchers:
+            watcher.on_boundary()
         if has_ended is None:
             has_ended = self._loops.step >= n
         while True:
@@ -215,8 +215,8 @@ class Boundary:
 
     def _begin_evaluation(self) -> None:
         self._directory.metrics.begin(self._loops.step - 1)
-        if trace_recorder.is_rehearsed():
-            self._directory.ledger.write("evaluated", step=self._loops.step)
+        for watcher in self._watchers:
+            watcher.on_evaluation(self._loops.step)
 
     def _evaluate(self, due: list[str]) -> None:
         """Run functions of `run.every`; metrics that they log belong to the last step done."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from forge.checkpoint.save.distributed_save import Exchange
@@ -11,6 +12,7 @@ from forge.process.time_limit import TimeLimit
 from forge.shutdown.signal_handler import ShutdownHandler
 from forge.training.loop.evaluations import Evaluations
 from forge.training.loop.loop_state import LoopState
+from forge.training.loop.watcher import Watcher
 from forge.training.nan.nan_policy import NanPolicy
 from forge.training.nan.update import Updater
 from forge.training.shutdown import Shutdown
@@ -44,3 +46,4 @@ class Parts:
     """Knows whether another step fits into the time limit."""
     shutdown: Shutdown
     """Ends the attempt."""
+    watchers: Sequence[Watcher] = ()

@@ -188,6 +188,23 @@ def test_checking_a_policy_needs_no_torch(tmp_path):
     assert run([sys.executable, "-c", code], tmp_path).strip() == "[]"
 
 
+def test_a_run_of_one_process_loads_what_it_needs(tmp_path):
+    """Slurm's commands, several ranks, a rehearsal and `init_from` cost nothing elsewhere."""
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
+        "import forge\n"
+        "with forge.Run({'checkpoint': {'dir': 'checkpoints'}}) as run:\n"
+        "    list(run.steps(2))\n"
+        "print(*(name for name in sys.modules if name.startswith('forge.')))"
+    )
+    loaded = run([sys.executable, "-c", code], tmp_path).split()
+    assert "forge.training.boundary" in loaded
+    others = ("forge.slurm.", "forge.job.", "forge.group.ranks", "forge.rehearse.")
+    assert [name for name in loaded if name.startswith(others)] == []
+    for name in ("training.start.init_from", "training.loop.fault_injection"):
+        assert f"forge.{name}" not in loaded
+
+
 def test_on_windows_the_import_says_what_is_missing(tmp_path):
     """Otherwise a call would fail later, with the name of a function that Python lacks there."""
     code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); sys.platform = 'win32'; import forge"

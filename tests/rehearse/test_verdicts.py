@@ -13,6 +13,7 @@ import started
 from forge.errors import RehearsalFailed
 from forge.jobdir import job_dir, ledger
 from forge.jobdir.job_files import REHEARSAL
+from forge.jobdir.ledger import Ledger
 from forge.rehearse import rehearsal
 from forge.rehearse.command import main
 from forge.rehearse.comparing import differing_leaves, differing_values, may_differ
@@ -20,6 +21,7 @@ from forge.rehearse.plan import plan, seconds_of, signals_of
 from forge.rehearse.rehearsal import Rehearsal, RehearsedRun, Strike
 from forge.rehearse.verdicts import NO_VERDICT, RehearsalVerdict, Wanted
 from forge.training.loop import fault_injection
+from forge.training.loop.fault_injection import FaultInjector
 
 
 def test_a_plan_is_a_stop_and_a_kill_and_the_same_for_the_same_seed():
@@ -91,21 +93,29 @@ def hits(monkeypatch):
     return found
 
 
-def test_a_strike_comes_once_at_its_boundary(hits, monkeypatch):
+@pytest.fixture
+def arrive(tmp_path):
+    """Reaches a step boundary."""
+    ledger = Ledger(tmp_path)
+    yield FaultInjector(ledger).on_boundary
+    ledger.close()
+
+
+def test_a_strike_comes_once_at_its_boundary(hits, arrive, monkeypatch):
     """The signal is not sent again in the same process or its children."""
     monkeypatch.setenv("FORGE_STRIKE", "SIGTERM 3 0.0")
-    found = [fault_injection.arrive() or len(hits) for _ in range(6)]
+    found = [arrive() or len(hits) for _ in range(6)]
     assert found == [0, 0, 1, 1, 1, 1]
     assert hits == [(os.getpid(), signal.SIGTERM)]
     assert "FORGE_STRIKE" not in os.environ
 
 
-def test_a_strike_within_a_step_comes_later(hits, monkeypatch):
+def test_a_strike_within_a_step_comes_later(hits, arrive, monkeypatch):
     """The delay is a fraction of the duration of the previous step."""
     monkeypatch.setenv("FORGE_STRIKE", "SIGKILL 2 0.5")
     monkeypatch.setattr(fault_injection.time, "monotonic", iter([0.0, 0.02]).__next__)
-    fault_injection.arrive()
-    fault_injection.arrive()
+    arrive()
+    arrive()
     for thread in threading.enumerate():
         if isinstance(thread, threading.Timer):
             assert thread.interval == 0.01
@@ -113,11 +123,11 @@ def test_a_strike_within_a_step_comes_later(hits, monkeypatch):
     assert hits == [(os.getpid(), signal.SIGKILL)]
 
 
-def test_a_strike_within_a_step_comes_before_the_next_boundary_does(hits, monkeypatch):
+def test_a_strike_within_a_step_comes_before_the_next_boundary_does(hits, arrive, monkeypatch):
     """Regression test: with a late timer thread, the next signal's boundary was never reached."""
     monkeypatch.setenv("FORGE_STRIKE", "SIGTERM 2 0.9")
     monkeypatch.setattr(fault_injection.time, "monotonic", iter([0.0, 3600.0]).__next__)
-    found = [fault_injection.arrive() or len(hits) for _ in range(4)]
+    found = [arrive() or len(hits) for _ in range(4)]
     assert found == [0, 0, 1, 1]
     for thread in threading.enumerate():
         if isinstance(thread, threading.Timer):
@@ -126,10 +136,10 @@ def test_a_strike_within_a_step_comes_before_the_next_boundary_does(hits, monkey
     assert len(hits) == 1
 
 
-def test_nothing_happens_where_nobody_rehearses(hits, monkeypatch):
-    """The hook is called in every step of every training."""
+def test_without_a_signal_nothing_is_sent(hits, arrive, monkeypatch):
+    """The last start of a rehearsed run has none."""
     monkeypatch.delenv("FORGE_STRIKE", raising=False)
-    fault_injection.arrive()
+    arrive()
     assert hits == []
     assert fault_injection._boundaries == []
 

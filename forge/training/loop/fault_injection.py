@@ -15,6 +15,9 @@ import os
 import signal
 import threading
 import time
+from typing import Any
+
+from forge.jobdir.ledger import Ledger
 
 VARIABLE = "FORGE_STRIKE"
 
@@ -24,24 +27,38 @@ _pending: list[signal.Signals] = []
 """The signal that a thread sends within this step; removed by whichever thread sends it."""
 
 
-def arrive() -> None:
-    """Count a step boundary; does nothing unless `forge rehearse` started this process."""
-    if _pending:
-        _strike()  # the thread has not sent it yet
-    strike = os.environ.get(VARIABLE)
-    if strike is None:
-        return
-    name, count, fraction = strike.split()
-    _boundaries.append(time.monotonic())
-    if len(_boundaries) < int(count):
-        return
-    del os.environ[VARIABLE]  # send it once, and not in child processes that start from now on
-    _pending.append(signal.Signals[name])
-    delay_s = float(fraction) * (_boundaries[-1] - _boundaries[-2] if len(_boundaries) > 1 else 0)
-    if delay_s == 0:
-        _strike()
-    else:
-        threading.Timer(delay_s, _strike).start()
+class FaultInjector:
+    """A `Watcher` that sends the signal."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    def on_step(self, batch: Any) -> None:
+        """Steps are not counted."""
+
+    def on_evaluation(self, step: int) -> None:
+        """Record it: a rehearsal compares which evaluations a run has had."""
+        self._ledger.write("evaluated", step=step)
+
+    def on_boundary(self) -> None:
+        """Count a step boundary, and send the signal if it is due."""
+        if _pending:
+            _strike()  # the thread has not sent it yet
+        strike = os.environ.get(VARIABLE)
+        if strike is None:
+            return
+        name, count, fraction = strike.split()
+        _boundaries.append(time.monotonic())
+        if len(_boundaries) < int(count):
+            return
+        del os.environ[VARIABLE]  # send it once, and not in child processes that start from now on
+        _pending.append(signal.Signals[name])
+        last_s = _boundaries[-1] - _boundaries[-2] if len(_boundaries) > 1 else 0
+        delay_s = float(fraction) * last_s
+        if delay_s == 0:
+            _strike()
+        else:
+            threading.Timer(delay_s, _strike).start()
 
 
 def _strike() -> None:

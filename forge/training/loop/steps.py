@@ -13,7 +13,7 @@ from forge.errors import ConfigError, ForgeError
 from forge.state import rng
 from forge.training import misuse
 from forge.training.boundary import Boundary
-from forge.training.loop import step_limit, trace_recorder
+from forge.training.loop import step_limit
 from forge.training.parts import Parts
 from forge.training.shutdown import ENDS
 
@@ -54,6 +54,7 @@ class Steps:
         self._shutdown = parts.shutdown
         self._updater = parts.updater
         self._metrics = parts.directory.metrics
+        self._watchers = parts.watchers
         self._last: weakref.ref[Generator[Any, None, None]] | None = None
         self._repeated: tuple[Any, float, int] = (None, 0, 0)
         """The last loop's loader and `n`, and the number of loops in a row over that loader."""
@@ -157,7 +158,8 @@ class Steps:
                 self._shutdown.give_up(error)
         self._updater.begin(loops.step)
         self._metrics.begin(loops.step)
-        trace_recorder.took(batch)
+        for watcher in self._watchers:
+            watcher.on_step(batch)
         loops.is_in_step, has_counted = True, True
         try:
             yield (loops.step, batch) if position is not None else loops.step

@@ -15,7 +15,6 @@ import os
 from typing import Any
 
 from forge.checkpoint.format.leaves import leaves
-from forge.jobdir.job_files import REHEARSAL
 from forge.state.variables import fingerprint, variables
 from forge.training.loop.loop_state import LoopState
 from forge.training.train_state import TrainState
@@ -24,44 +23,48 @@ VARIABLE = "FORGE_TRACE"
 NUM_FIRST = 3
 """Number of first boundaries of each process that are always written."""
 
-_batch: list[Any] = []
-"""The last batch of this process."""
 _num_written = [0]
 
 
-def is_rehearsed() -> bool:
-    """Whether `forge rehearse` started this process."""
-    return REHEARSAL in os.environ
-
-
-def took(batch: Any) -> None:
-    """Keep the batch with which a step begins."""
-    if VARIABLE in os.environ:
-        _batch[:] = [batch]
-
-
-def arrive(name: str, loops: LoopState, train_state: TrainState) -> None:
-    """Trace a step boundary; does nothing unless FORGE_TRACE is set.
+class TraceRecorder:
+    """A `Watcher` that traces step boundaries.
 
     Args:
         name: The name of the `forge.Run`.
         loops: The current step and loop.
         train_state: The state that a checkpoint would contain.
     """
-    if VARIABLE not in os.environ:
-        return
-    steps, file = os.environ[VARIABLE].split(" ", 1)
-    if _num_written[0] >= NUM_FIRST and str(loops.step) not in steps.split(","):
-        return
-    _num_written[0] += 1
-    state = {key: one for key, one in train_state.capture().items() if key != "metrics"}
-    epoch = [loops.place.epoch, loops.place.phase.name] if loops.place else []
-    line = {
-        "pid": os.getpid(),
-        "place": [name, loops.number, *epoch, loops.step],
-        "leaves": {leaf.path: fingerprint(leaf.value) for leaf in leaves(state)},
-        "batch": fingerprint(_batch[0]) if _batch else None,
-        "variables": list(variables(inspect.currentframe(), train_state.live.given.values())),
-    }
-    with open(file, "a") as out:
-        out.write(json.dumps(line) + "\n")
+
+    def __init__(self, name: str, loops: LoopState, train_state: TrainState) -> None:
+        self._name = name
+        self._loops = loops
+        self._train_state = train_state
+        self._batch: list[Any] = []
+        """The last batch."""
+
+    def on_step(self, batch: Any) -> None:
+        """Keep the batch with which a step begins."""
+        self._batch = [batch]
+
+    def on_evaluation(self, step: int) -> None:
+        """Not traced."""
+
+    def on_boundary(self) -> None:
+        """Write a line, if this is one of the boundaries to trace."""
+        loops = self._loops
+        steps, file = os.environ[VARIABLE].split(" ", 1)
+        if _num_written[0] >= NUM_FIRST and str(loops.step) not in steps.split(","):
+            return
+        _num_written[0] += 1
+        state = {key: one for key, one in self._train_state.capture().items() if key != "metrics"}
+        epoch = [loops.place.epoch, loops.place.phase.name] if loops.place else []
+        given = self._train_state.live.given.values()
+        line = {
+            "pid": os.getpid(),
+            "place": [self._name, loops.number, *epoch, loops.step],
+            "leaves": {leaf.path: fingerprint(leaf.value) for leaf in leaves(state)},
+            "batch": fingerprint(self._batch[0]) if self._batch else None,
+            "variables": list(variables(inspect.currentframe(), given)),
+        }
+        with open(file, "a") as out:
+            out.write(json.dumps(line) + "\n")

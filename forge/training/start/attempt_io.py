@@ -21,7 +21,6 @@ from forge.config.schema import NanAction, Policy
 from forge.errors import ConfigError, ExitCode, Reason
 from forge.filesystem import claimed
 from forge.filesystem.steps import step_dirs
-from forge.group import secret
 from forge.group.group import Coordinator
 from forge.jobdir import job_dir, ledger, verdict
 from forge.jobdir.job_files import forge_dir
@@ -33,7 +32,7 @@ from forge.state.registry import StateRegistry
 from forge.training.metrics import Metrics
 from forge.training.nan.nan_policy import NanPolicy
 from forge.training.saver import Saver
-from forge.training.start import init_from, resizing
+from forge.training.start import resizing
 
 _ACTION: Any = NanAction
 
@@ -97,6 +96,8 @@ class AttemptIO:
         requeuer = None
         if self._is_first:
             if ranks.size > 1:
+                from forge.group import secret
+
                 secret.clear(forge_dir(job))
             job_dir.write_resume_script(job, self.command)
             requeuer = stopping.requeuer(policy, job)
@@ -119,6 +120,8 @@ class AttemptIO:
             self._note_size(found)
             self._note_torch(found)
         elif self._config.init_from is not None:
+            from forge.training.start import init_from  # most jobs start from nothing
+
             self.ledger.write("import", **init_from.load(self._config, live))
         return found
 
