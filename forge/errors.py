@@ -128,6 +128,7 @@ class Reason(Enum):
     rank_lost = "another rank was lost"
     hung = "it made no progress"
     failed = "failed"
+    code_changed = "failed, and its code has changed since it was submitted"
     unanswered = "could not be requeued"
 
     @classmethod

@@ -105,10 +105,15 @@ def _rule_problems(p: Policy, *, is_command: bool) -> list[str]:
                 )
             elif not 1 <= code <= 255:
                 found.append(f"`{key}.exit_codes`: {code} is not an exit code; they are 1 to 255.")
-        if not rule.exit_codes:
+        if not rule.exit_codes and rule.reason is None:
             found.append(
                 f"`{key}.exit_codes=[]`: names no exit code, so the rule does nothing. List the"
                 " codes after which the job is restarted, for example [1], or remove the rule."
+            )
+        if is_command and rule.reason is not None:
+            found.append(
+                f"`{key}.reason={rule.reason}`: forge does not know the source files of a command."
+                " Leave the reason out, and list exit codes."
             )
     return found
 

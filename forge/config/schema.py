@@ -14,6 +14,7 @@ from typing import Any
 
 from forge.config import removed
 from forge.config.keys import key
+from forge.errors import Reason
 
 SIGNALS = ("TERM", "INT", "HUP", "USR1", "USR2")
 """Signals that a policy can name: they can be caught, and people send them to jobs."""
@@ -156,6 +157,12 @@ class RequeueRule:
     exit_codes: list[int] = key(
         [], help="Exit codes of your program (1 to 255) after which the job is restarted."
     )
+    reason: str | None = key(
+        None,
+        choices=(Reason.code_changed.name,),
+        help="code_changed: only if source files have changed since the job was submitted. null: in"
+        " any case.",
+    )
     max_restarts: int = key(
         1, ge=1, help="Maximum number of restarts for these exit codes, over the job's whole life."
     )
@@ -204,7 +211,9 @@ class RequeueConfig:
     rules: list[RequeueRule] = key(
         [],
         help="Exit codes of your program after which the job is restarted: `[{exit_codes: [1],"
-        " max_restarts: 2}]`. With `recover: [command, …]` that command runs before the restart.",
+        " max_restarts: 2}]`. With `recover: [command, …]` that command runs before the restart."
+        " With `reason: code_changed` the rule is only for jobs whose code has changed since they"
+        " were submitted, and without `exit_codes` for each of their failures.",
     )
     on_code_change: CodeChange = key(
         CodeChange.warn,

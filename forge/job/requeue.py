@@ -16,7 +16,7 @@ from forge.jobdir.plan import ExecPlan, RequeueLimits
 
 _EXPLAINED = (
     *(Reason.halted, Reason.unhealthy, Reason.io_error),
-    *(Reason.failed, Reason.hung),
+    *(Reason.failed, Reason.code_changed, Reason.hung),
 )
 """Reasons that a task reports and that its exit code does not show."""
 
@@ -97,7 +97,9 @@ class Outcome:
             return self.reported_reason
         if self.code == ExitCode.UNHEALTHY and self.reported_reason is Reason.halted:
             return Reason.halted  # the policy's action for this check: no restart
-        return Reason.of_code(self.code)
+        by_code = Reason.of_code(self.code)
+        is_new_code = self.reported_reason is Reason.code_changed
+        return Reason.code_changed if by_code is Reason.failed and is_new_code else by_code
 
     @property
     def state(self) -> str:
@@ -274,7 +276,7 @@ def decide(
     budgets = _BUDGETS | (_ELSEWHERE if limits.has_other_nodes else {})
     counter, limit, key = budgets.get(outcome.reason, ("", "", ""))
     is_ruled = not counter and counts.recovery is None  # rules apply to the job's own command
-    rule = _rule_for(outcome.code, limits) if is_ruled else None
+    rule = _rule_for(outcome, limits) if is_ruled else None
     if not counter and rule is None:
         return Decision(starts_again=False, because=what)
     if limits.is_up_to_site and outcome.reason in (Reason.preempted, Reason.node_failed):
@@ -351,9 +353,10 @@ def _without_progress(counts: Counts, limits: RequeueLimits) -> str:
     return ""
 
 
-def _rule_for(code: int, limits: RequeueLimits) -> int | None:
-    """The first rule that names this exit code."""
+def _rule_for(outcome: Outcome, limits: RequeueLimits) -> int | None:
+    """The first rule that names this exit code and this reason."""
     for number, rule in enumerate(limits.rules):
-        if code in rule.exit_codes:
+        has_code = not rule.exit_codes or outcome.code in rule.exit_codes
+        if has_code and rule.reason in (None, outcome.reason.name):
             return number
     return None

@@ -40,7 +40,7 @@ from forge.job.hangs import Hangs
 from forge.job.preallocated_file import write_padded
 from forge.job.requeue import Counts, Decision, Outcome, decide, spread
 from forge.job.supervisor import MARGIN_S, ORPHANED_S
-from forge.jobdir import ledger, node_fault, plan, verdict
+from forge.jobdir import job_dir, ledger, node_fault, plan, verdict
 from forge.jobdir.job_files import (
     ATTEMPT,
     JOB_DIR,
@@ -65,6 +65,8 @@ from forge.process import processes
 from forge.process.world import RankInfo
 
 _STATE_BYTES = 2048
+_SHOWN_FILES = 5
+"""The most changed source files that a message names."""
 _LOOK_S = 1.0
 """Seconds between two checks whether a full disk has room again."""
 _CLAIM_S = 30.0
@@ -94,6 +96,8 @@ class Job(ABC):
         """Number of the attempt, over all starts of the job."""
         self._is_recovering = False
         """Whether a rule's recovery command is running, before the job's own command."""
+        self._changed: list[str] = []
+        """Source files that differed from those of the submission when the attempt began."""
 
     def run(self) -> int:
         """Run all attempts; returns the exit code of the last, 128 + N for signal N."""
@@ -322,13 +326,24 @@ class Job(ABC):
         self._before = ledger.last_attempt(self.directory)
         child = self._start(output)
         os.close(output)
+        # Only now, so that the task does not wait; a later edit is not in the task's process.
+        self._changed = job_dir.changed_files(self.plan.code)
         status = self._wait(child, began)
         processes.kill_descendants()  # orphans of a supervisor that was killed
         self._end_strays()
-        outcome = self.hangs.explain(self._outcome(status))
+        outcome = self._explain_by_code(self.hangs.explain(self._outcome(status)))
         said = {"reason": outcome.reason.name, "state": outcome.ended_as, "text": str(outcome)}
         self._record("end", code=outcome.code, **said)
         return outcome
+
+    def _explain_by_code(self, outcome: Outcome) -> Outcome:
+        """The outcome, with the changed files if the job failed with other code than submitted."""
+        if outcome.reason is not Reason.failed or outcome.is_command or not self._changed:
+            return outcome
+        names = [one.removeprefix(os.path.join(self.plan.cwd, "")) for one in self._changed]
+        files = messages.truncate_list(names, _SHOWN_FILES)
+        text = f"{outcome}; the code changed since the job was submitted: {files}"
+        return replace(outcome, reported_reason=Reason.code_changed, text=text)
 
     def _environment(self) -> dict[str, str]:
         """The environment of the task."""

@@ -20,6 +20,7 @@ import shlex
 import site
 import sys
 import sysconfig
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -391,6 +392,21 @@ def changed_code(job_dir: Path, now: dict[str, str] | None = None) -> list[str]:
         write_atomically(path, json.dumps(now, indent=1))
         return []
     return sorted(file for file, digest in first.items() if now.get(file, digest) != digest)
+
+
+def changed_files(recorded: Mapping[str, str]) -> list[str]:
+    """Source files that differ from their recorded sha256, or that were removed.
+
+    Files in a directory that does not exist here do not count: this can be another machine.
+    """
+
+    def has_changed(path: Path, digest: str) -> bool:
+        try:
+            return hashlib.sha256(path.read_bytes()).hexdigest() != digest
+        except OSError:
+            return path.parent.is_dir() and not path.exists()
+
+    return sorted(file for file, digest in recorded.items() if has_changed(Path(file), digest))
 
 
 def forget_code(job_dir: Path) -> None:

@@ -34,7 +34,7 @@ def result_of(job: ComposedJob, queued: ObservedJob) -> JobReturn:
     None for a job that is still in the queue.
     """
     result: JobReturn | None = None
-    if queued.state is State.finished or queued.reason is Reason.failed:
+    if queued.state is State.finished or queued.reason in (Reason.failed, Reason.code_changed):
         result = _stored(job.directory, queued.rank)
     if result is None:
         result = JobReturn(status=JobStatus.COMPLETED)

@@ -68,7 +68,7 @@ _SRUN_S = 15.0
 """Seconds for srun to end after its tasks have ended."""
 _HERE = (
     *(Reason.signalled, Reason.crashed, Reason.out_of_memory),
-    *(Reason.rank_lost, Reason.forced, Reason.failed, Reason.hung),
+    *(Reason.rank_lost, Reason.forced, Reason.failed, Reason.code_changed, Reason.hung),
 )
 """Reasons to restart the tasks on the same nodes."""
 _BROUGHT_BACK = "requeued by Slurm: preempted without a grace time, or `scontrol requeue` by hand"

@@ -30,7 +30,7 @@ def limits(**given) -> RequeueLimits:
 
 
 def rules(*pairs) -> list[RequeueRule]:
-    return [RequeueRule(list(codes), most) for codes, most in pairs]
+    return [RequeueRule(list(codes), max_restarts=most) for codes, most in pairs]
 
 
 HELD_TEXT = "stopping took longer than `shutdown.timeout_s`, and the task was killed"
@@ -86,6 +86,11 @@ REASONS = [
     (Outcome(-99), Reason.crashed, "killed by signal 99"),
     (Outcome(1), Reason.failed, "exit code 1"),
     (Outcome(255), Reason.failed, "exit code 255"),
+    (
+        Outcome(1, reported_reason=Reason.code_changed, text="KeyError: 3; the code changed"),
+        Reason.code_changed,
+        "KeyError: 3; the code changed",
+    ),
 ]
 
 
@@ -268,6 +273,24 @@ def test_a_rule_grants_its_restarts_and_no_more():
     assert asdict(counts) == asdict(Counts(**asdict(counts))), "as state.json brings it back"
 
 
+def test_a_rule_for_changed_code_is_for_that_alone():
+    """A rule that names only exit codes is for these codes, whatever the code is."""
+    edited = Outcome(1, reported_reason=Reason.code_changed)
+    of_both = RequeueRule([7], "code_changed")
+    of_reason = RequeueRule([], "code_changed")
+    for given, failed, expected in (
+        (of_reason, edited, True),
+        (of_reason, Outcome(1), False),
+        (of_reason, Outcome(65), False),
+        (of_both, edited, False),
+        (of_both, replace(edited, code=7), True),
+        (of_both, Outcome(7), False),
+        (RequeueRule([1]), edited, True),
+    ):
+        decision = decide(failed, Counts(), limits(rules=[given]), 5)
+        assert decision.starts_again == expected, (given, failed)
+
+
 def test_a_rule_does_not_bring_back_what_a_person_stopped():
     """Ctrl+C ends a job even if a rule names its exit code."""
     given = limits(rules=rules(([1, 7], 5)))
@@ -367,6 +390,7 @@ LIST = "expected a list of {exit_codes: [1, …], max_restarts: 2}"
         ("rules", [{"exit_code": [7]}], LIST),
         ("rules", [{"exit_codes": ["seven"]}], LIST),
         ("rules", {"exit_codes": [7]}, "`resilience.requeue.rules.exit_codes"),
+        ("rules", [{"reason": "failed"}], "expected code_changed, found 'failed'"),
     ],
 )
 def test_a_bad_value_is_told_with_its_key_and_what_was_expected(key, value, expected):

@@ -1,5 +1,6 @@
 """Which files are the code of a job."""
 
+import hashlib
 import importlib.util
 import sys
 
@@ -18,3 +19,12 @@ def test_the_code_of_a_job_is_its_own_wherever_forge_lies(tmp_path, monkeypatch)
     assert str(own) in files
     for module in (job_dir, pytest, importlib.util, sys.modules["forge"]):
         assert module.__file__ not in files
+
+
+def test_a_file_has_changed_if_its_content_has_or_if_it_is_gone(tmp_path):
+    """Saved again without a change it is the same; on a machine without the folder, unknown."""
+    files = [tmp_path / name for name in ("same.py", "edited.py", "removed.py", "gone/a.py")]
+    recorded = {str(file): hashlib.sha256(b"x = 1").hexdigest() for file in files}
+    files[0].write_text("x = 1")
+    files[1].write_text("x = 2")
+    assert job_dir.changed_files(recorded) == [str(files[1]), str(files[2])]

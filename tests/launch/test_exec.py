@@ -18,7 +18,7 @@ import warm
 from commands import COMMANDS, Commands, ends, wait_ready
 from harness import until
 
-import forge
+from forge.config import loading
 from forge.errors import ConfigError, ExitCode
 from forge.jobdir.job_dir import hydra_quoted
 from forge.launch.exec import command_of
@@ -556,6 +556,10 @@ def test_a_command_that_cannot_be_run_is_told_before_anything_is_started(tmp_pat
         ({"exec": {"zero_after_signal": 0}}, "expected requeue | finished"),
         ({"requeue": {"rules": [{"exit_codes": [75]}]}}, "75 already has a meaning (asks to be ru"),
         (
+            {"requeue": {"rules": [{"reason": "code_changed"}]}},
+            "`resilience.requeue.rules[0].reason=code_changed`: forge does not know the source fil",
+        ),
+        (
             {"requeue": {"rules": [{"exit_codes": [3], "recover": "x"}]}},
             "expected a list of {exit_codes: [1, …]",
         ),
@@ -564,7 +568,7 @@ def test_a_command_that_cannot_be_run_is_told_before_anything_is_started(tmp_pat
 def test_a_policy_that_no_command_could_follow_is_told(policy, said):
     """With its key."""
     with pytest.raises(ConfigError) as caught:
-        forge.config.load(policy)
+        loading.load(policy, is_command=True)
     assert said in str(caught.value)
 
 

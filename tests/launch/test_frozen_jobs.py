@@ -241,6 +241,73 @@ def test_changed_code_is_refused_or_told_where_something_was_trained(tmp_path):
         assert "the code changed" not in app.job(number).output, "nothing was trained with it"
 
 
+WAITS = """
+    import os, sys, time
+    from pathlib import Path
+    import hydra
+    import helper
+
+    @hydra.main(version_base=None, config_path=".", config_name="conf")
+    def main(cfg):
+        here = Path(__file__).parent
+        (here / f"began {cfg.kind}").touch()
+        while cfg.kind == "first" and not (here / "go").exists():
+            time.sleep(0.01)
+        helper.fail(cfg)
+
+    if __name__ == "__main__":
+        main()
+"""
+FAILS = """
+import os, sys
+
+def fail(cfg):
+    if cfg.kind == "key":
+        cfg.new_key
+    elif cfg.kind == "code":
+        sys.exit(7)
+    elif os.environ["FORGE_RESTART_COUNT"] == "0":
+        sys.exit(9)
+"""
+
+
+def test_the_files_edited_while_a_job_waits_are_named_if_it_fails(tmp_path):
+    """Its config is that of the submission, its script is not: `Key 'new_key' is not in struct`.
+
+    The first job runs during the edit, so it has failed with the code of the submission.
+    """
+    app = make(tmp_path, WAITS, "defaults: [{resilience: default}, _self_]\nkind: x\n")
+    helper = app.folder / "helper.py"
+    helper.write_text("def fail(cfg):\n    raise ValueError('a bug')\n")
+    rule = "resilience.requeue.rules=[{exit_codes:[9],reason:code_changed}]"
+    sweep = app.start("kind=first,key,code,healed", rule, "hydra.launcher.n_jobs=1")
+    sweep.wait_for((app.folder / "began first").exists, "start of the first job")
+    helper.write_text(FAILS)
+    edit(app.folder / "train.py", "import os, sys", "import  os, sys")
+    (app.folder / "go").touch()
+    assert sweep.wait() == 1
+    states = [app.job(number).state for number in range(4)]
+    assert [(one["state"], one["reason"], one["code"]) for one in states] == [
+        ("failed", "failed", 1),
+        ("failed", "code_changed", 1),
+        ("failed", "code_changed", 7),
+        ("finished", "finished", 0),
+    ]
+    assert states[0]["because"] == "ValueError: a bug"
+    changed = "; the code changed since the job was submitted: "
+    for number, error in (
+        (1, "ConfigAttributeError: Key 'new_key' is not in "),
+        (2, "exit code 7"),
+    ):
+        because = states[number]["because"]
+        assert because.startswith(error)
+        assert sorted(because.partition(changed)[2].split(", ")) == ["helper.py", "train.py"]
+        assert because in sweep.output, "in the launcher's table"
+        assert f"forge: failed: {because}" in app.job(number).output
+    ends = [one for one in app.job(3).told if one["kind"] == "end"]
+    assert [one["reason"] for one in ends] == ["code_changed", "finished"]
+
+
 # -- the pieces --------------------------------------------------------------------------------
 
 

@@ -137,6 +137,24 @@ def test_a_config_edited_while_a_job_waits_is_told(app):
 
 @pytest.mark.slurm
 @pytest.mark.slow
+def test_a_script_edited_while_a_job_waits_is_named_if_it_fails(app, cluster):
+    """The job has the config of its submission and the script of its start."""
+    sweep = app.start("kind=plain", "+hydra.launcher.additional_parameters={hold: true}")
+    sweep.wait_for(lambda: "PENDING" in cluster.run("squeue", "-h", "-o%T"), "the job")
+    script = app.folder / "train.py"
+    script.write_text(script.read_text().replace("cfg.gates", "cfg.new_key"))
+    cluster.run("scontrol", "release", cluster.run("squeue", "-h", "-o%F").strip())
+    assert sweep.wait() == 1
+    state = app.jobs()["plain"].state
+    assert (state["state"], state["reason"], state["code"]) == ("failed", "code_changed", 1)
+    assert state["because"].startswith("ConfigAttributeError: Key 'new_key' is not in struct; ")
+    assert state["because"].endswith("the code changed since the job was submitted: train.py")
+    assert state["because"] in sweep.output
+    assert f"forge: failed: {state['because']}" in app.jobs()["plain"].output
+
+
+@pytest.mark.slurm
+@pytest.mark.slow
 def test_setup_and_teardown_that_fail(app):
     """The first is named; the second changes nothing."""
     output = run_to_end(

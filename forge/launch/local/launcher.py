@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
@@ -110,6 +111,6 @@ def _freeze(
             tasks = options.tasks_per_job
             threads = max(options.cpus_per_job // tasks, 1)
             made = plan.make(job, main, options.time_limit_s, threads, tasks)
-            made.write(job.directory)
+            replace(made, code=code if job.command is None else {}).write(job.directory)
         finally:
             HydraConfig.instance().cfg = outer
