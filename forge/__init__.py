@@ -106,7 +106,7 @@ if TYPE_CHECKING:
 
 
 def _requeuer(policy: Any, job: Any) -> Any:
-    """What requeues this process's job; outside Slurm nothing of Slurm's part is imported."""
+    """The requeuer of this process's job; outside Slurm nothing of Slurm's part is imported."""
     if "SLURM_JOB_ID" not in os.environ:
         return None
     return importlib.import_module("forge.slurm.batch_job").of_run(policy, job)

@@ -158,13 +158,27 @@ class ShutdownHandler:
         function can be interrupted by the next signal, so many signals would end in a
         RecursionError.
         """
-        python_half = self._trips.__setitem__ if self._interrupt is None else self._on_signal
         for number, action in self.actions.items():
             is_ignored = signal.getsignal(number) is signal.SIG_IGN
             if is_ignored and action == "stop" and number in _LEFT_IGNORED:
                 continue
-            previous = signal.signal(number, python_half)
+            previous = signal.signal(number, self._python_half())
             self._originals.setdefault(number, previous)
+
+    def _python_half(self) -> Callable[..., Any]:
+        return self._trips.__setitem__ if self._interrupt is None else self._on_signal
+
+    def take_back(self) -> list[str]:
+        """Install the handlers again if other code has replaced them. Main thread only.
+
+        Returns:
+            The names of the signals whose handlers were replaced.
+        """
+        own = self._python_half()
+        replaced = [one.name for one in self._originals if signal.getsignal(one) != own]
+        if replaced:
+            self._install()
+        return replaced
 
     def interrupt_with(self, callback: Callable[[], None] | None) -> None:
         """Call a function in the main thread after a stopping signal. Main thread only.

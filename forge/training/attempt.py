@@ -270,7 +270,7 @@ class Attempt:
         self._evaluations.pid = self._pid
 
     def _watchers(self) -> list[Watcher]:
-        """What watches the loops: in a rehearsal its record and its faults, else nothing."""
+        """The watchers of the loops: none, except in a rehearsal."""
         if REHEARSAL not in os.environ:
             return []
         from forge.training.loop import fault_injection, trace_recorder

@@ -13,8 +13,10 @@ from typing import Any, NoReturn, TypeVar, overload
 
 import torch
 
+from forge.checkpoint.load import inspection
 from forge.config.schema import Policy
 from forge.errors import Exit, ForgeError
+from forge.jobdir import job_dir
 from forge.shutdown import stopping
 from forge.state.registry import StateRegistry
 from forge.state.run_state import RunState
@@ -300,6 +302,30 @@ class Run:
         """
         self.__exit__(None if error is None else type(error), error, None)
 
+    def peek(self, name: str) -> Any:
+        """Read the saved state of one object, for code that needs it before it can build the rest.
+
+        Example::
+
+            saved = forge.Run(policy).peek("trainer")
+            epochs_done = 0 if saved is None else saved["epochs_done"]
+
+        The Run need not be entered, and no object has to be given to it. Nothing is claimed or
+        changed. The checkpoint is the newest that verifies, from which the job would resume.
+
+        Args:
+            name: The name under which the object is given to `forge.Run`.
+        Returns:
+            What its `state_dict` returned at the save; None if there is no checkpoint, or if the
+            Run is disabled.
+        Raises:
+            CheckpointError: If no checkpoint is usable, or it has no object of this name.
+        """
+        if not self.policy.enabled:
+            return None
+        directory = job_dir.current(self.policy.checkpoint.dir, self.name)[1]
+        return inspection.state_of(name, directory, self.policy.checkpoint.verify)
+
     def begin(self) -> Start:
         """Begin a loop that forge does not own, such as a trainer's.
 
@@ -311,9 +337,10 @@ class Run:
                 if not run.begin().is_finished:
                     trainer.fit(model, loader)
 
-        Call it last before the loop: after a resume it restores all objects again, and torch's
-        random state. After a rollback of the NaN policy the process exits with code 75, and the
-        next start begins at the checkpoint.
+        Call it last before the loop: it restores all objects and torch's random state again in a
+        resumed job, and installs forge's signal handlers again if a trainer has replaced them.
+        If the NaN policy rolls back, the process exits with code 75, and the next start begins at
+        the checkpoint.
 
         Returns:
             A named tuple: `step` (steps done so far), `epoch` (as last given to `run.boundary`),

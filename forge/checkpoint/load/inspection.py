@@ -6,6 +6,7 @@ import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from forge import messages
 from forge.checkpoint.format import manifest
@@ -16,6 +17,7 @@ from forge.checkpoint.retention.in_use import reading_lock
 from forge.config.schema import Verify
 from forge.errors import CheckpointError, DamagedCheckpoint
 from forge.filesystem.steps import step_dirs, step_of
+from forge.group import collectives
 from forge.jobdir import job_dir
 from forge.jobdir.job_files import forge_dir
 
@@ -66,10 +68,45 @@ _EXPECTED = (
 )
 
 
-def _read(path: Path, verify: Verify) -> Checkpoint:
+def state_of(name: str, directory: Path, verify: Verify) -> Any:
+    """The state of one object of a Run, from the checkpoint that the Run would resume from.
+
+    With several ranks it is that of this rank, if torch.distributed is initialised.
+
+    Args:
+        name: The name of the object.
+        directory: The checkpoint directory of the Run.
+        verify: What to verify.
+    Returns:
+        The state; None if there is no checkpoint.
+    Raises:
+        CheckpointError: If no checkpoint is usable, or it has no object of this name.
+    """
+    if not _has_steps(directory):
+        return None
+    rank, size = collectives.place()
+    read = functools.partial(_read, verify=verify, rank=rank, size=size)
+    found, passed_over = reading.first_good(step_dirs(directory), read)
+    if found is None:
+        raise _unusable(directory, passed_over)
+    states = found.state["live"]["states"]
+    if name not in states:
+        raise CheckpointError(
+            f"{found.path}: has no state of `{name}`. It has {', '.join(states)}: the names under"
+            " which the objects were given to forge.Run."
+        )
+    return states[name]
+
+
+def _unusable(directory: Path, passed_over: dict[Path, DamagedCheckpoint]) -> DamagedCheckpoint:
+    lines = "".join(f"\n  - {error}" for error in passed_over.values())
+    return DamagedCheckpoint(f"No checkpoint in {directory} can be used:{lines}")
+
+
+def _read(path: Path, verify: Verify, rank: int = 0, size: int | None = None) -> Checkpoint:
     try:
         with reading_lock(path):
-            return reading.read(path, verify=verify)
+            return reading.read(path, verify=verify, rank=rank, size=size)
     except DamagedCheckpoint as error:
         raise DamagedCheckpoint(f"{path}: {error}") from error
 
@@ -89,8 +126,7 @@ def _newest(directory: Path, read: Callable[[Path], Checkpoint]) -> Checkpoint:
             return found
         if step_dirs(directory) == candidates:
             break
-    lines = "".join(f"\n  - {error}" for error in passed_over.values())
-    raise DamagedCheckpoint(f"No checkpoint in {directory} can be used:{lines}")
+    raise _unusable(directory, passed_over)
 
 
 def _checkpoint_dir(where: Path) -> Path:

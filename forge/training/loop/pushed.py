@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from forge import messages
 from forge.data.resumable import Resumable
 from forge.errors import ConfigError, ForgeError
 from forge.state import rng
@@ -35,6 +36,7 @@ class PushedLoop:
         self._boundary = boundary
         self._shutdown = parts.shutdown
         self._updater = parts.updater
+        self._handler = parts.handler
         self._metrics = parts.directory.metrics
         self._loaders = {n: one for n, one in objects.items() if isinstance(one, Resumable)}
         self._is_open = False
@@ -44,6 +46,11 @@ class PushedLoop:
         loops = self._loops
         if loops.positions:
             raise ForgeError(misuse.BEGIN_AFTER_A_LOOP)
+        if replaced := self._handler.take_back():
+            messages.say(
+                f"Other code has replaced forge's handler of {', '.join(replaced)} since forge.Run"
+                " was entered: run.begin installs it again"
+            )
         if len(self._loaders) > 1:
             raise ForgeError(
                 f"run.begin(): forge.Run has {len(self._loaders)} objects of forge.data.resumable"

@@ -1,4 +1,4 @@
-"""What watches the loops of a Run: it is told what happens, and changes nothing."""
+"""A watcher of the loops of a Run: it is told what happens, and changes nothing."""
 
 from __future__ import annotations
 

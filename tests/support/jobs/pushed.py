@@ -2,10 +2,11 @@
 
 Drop-out, accumulated gradients, a plateau schedule on the mean of an epoch, and data that draws.
 With `reads_ahead` it takes the next batch before it trains on this one; with `limit` it leaves each
-pass after so many batches.
+pass after so many batches; with `takes_signals` it ignores signals.
 """
 
 import json
+import signal
 
 import torch
 from bench import DATA, play, play_arguments
@@ -84,6 +85,9 @@ def trainer(bench):
             run.log(held_out=bench.evaluate())
 
         bench.optimizer.zero_grad()  # as Lightning does, after everything was restored
+        if spec.get("takes_signals"):
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            signal.signal(signal.SIGUSR1, lambda number, frame: None)
         start = run.begin()
         with (bench.directory / "starts.txt").open("a") as file:
             file.write(json.dumps(start) + "\n")

@@ -12,6 +12,7 @@ from ranked import RankedJob
 from torch.utils.data import DataLoader
 
 import forge
+from forge.checkpoint.format import names
 from forge.jobdir import spawned
 
 STEPS = 40
@@ -102,6 +103,15 @@ def test_a_rollback_is_done_by_the_next_start(tmp_path, make_job):
     (rolled,) = [e for a in job.history.attempts for e in a.events if e["kind"] == "rollback"]
     assert (rolled["step"], rolled["first_bad"]) == (24, 25)
     assert "rollback to step 24, by a new start" in job.output
+
+
+def test_signals_that_a_trainer_has_taken_are_taken_back(tmp_path, make_job, undisturbed):
+    """Lightning installs handlers of its own after it has called the callback that enters."""
+    job = make_job(tmp_path / "job", kill_at={"step 13": "TERM"}, takes_signals=True, **SPEC)
+    job.run_to_end(143)
+    assert "replaced forge's handler of SIGTERM, SIGUSR1 since forge.Run was" in job.output
+    assert job.steps_repeated == [0]
+    assert_same_run(job, undisturbed(**SPEC))
 
 
 def test_finish_ends_it(tmp_path, make_job):
@@ -209,6 +219,37 @@ def test_a_disabled_run_only_counts():
         assert (one.step, one.epoch) == (5, 1)
         one.end_loop()
     assert seen == [2, 4, 5]
+
+
+def test_a_saved_state_can_be_read_before_the_run_is_entered(run, tmp_path):
+    """A trainer needs its counters before it has built what forge.Run is given."""
+    assert run().peek("model") is None
+    model = torch.nn.Linear(2, 1)
+    with run(model=model, trainer=Counter()) as one:
+        one.begin()
+        one.boundary(3)
+        one.end_loop()
+    checkpoint = tmp_path / "ck" / "step_3"
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "ck").rglob("*")}
+    assert run().peek("trainer") == {"count": 7}
+    assert torch.equal(run().peek("model")["weight"], model.weight)
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "ck").rglob("*")} == before
+    with pytest.raises(
+        forge.CheckpointError, match=r"no state of `trainr`\. It has model, trainer"
+    ):
+        run().peek("trainr")
+    assert forge.Run({"enabled": False}).peek("trainer") is None
+    (checkpoint / names.TENSORS).write_bytes(b"")
+    with pytest.raises(forge.DamagedCheckpoint, match=r"No checkpoint in .* can be used"):
+        run().peek("trainer")
+
+
+class Counter:
+    def state_dict(self):
+        return {"count": 7}
+
+    def load_state_dict(self, state):
+        assert state == self.state_dict()
 
 
 def test_open_and_close_are_the_block(run):
