@@ -553,9 +553,9 @@ class Policy:
 
     @property
     def stop_s(self) -> float:
-        """The longest that a stop can take, in seconds; 0: no limit.
+        """Maximum duration of a stop, in seconds; 0: no limit.
 
-        After that, forge kills the process with exit code 70.
+        A process that takes longer is ended with exit code 70.
         """
         given = self.shutdown.timeout_s
         return STOP_SHARE * self.signal.warning_s if given is None else given

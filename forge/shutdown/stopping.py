@@ -92,7 +92,7 @@ def on_stop(callback: _Callback, timeout_s: float = CALLBACK_TIMEOUT_S) -> _Call
     Returns:
         The callback, so that this can be used as a decorator.
     Raises:
-        RuntimeError: In another thread, before the signal handlers were registered.
+        RuntimeError: Outside the main thread, if no Run exists yet.
     """
     if _state.handler is None:
         install(Policy())

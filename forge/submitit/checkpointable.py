@@ -68,11 +68,12 @@ class Checkpointable:
     is not restarted (it was cancelled, or a limit of `requeue` is reached), `job.result()` raises
     an error with the reason.
 
-    A job stops at the next step boundary, and its result has the same bits as that of a job that
-    was not interrupted. If the main thread does not reach a boundary (a hanging collective, a loop
-    without `run.steps`), it cannot save. Shortly before the end of `shutdown.timeout_s`, counted
-    from the signal, forge then requeues it without a save, and it resumes from its last good
-    checkpoint; this counts towards `requeue.max_failures`. Without a checkpoint the job fails.
+    At the signal of a preemption or the time limit, the job saves at the next step boundary and is
+    requeued; its result has the same bits as without the interruption. If the main thread reaches
+    no boundary in time (a hanging collective, a loop without `run.steps`), nothing can be saved:
+    shortly before `shutdown.timeout_s` has passed since the signal, forge requeues the job, to
+    resume from its last good checkpoint. This counts towards `requeue.max_failures`. A job without
+    a checkpoint fails.
 
     A job can have several tasks, the ranks of one training: each calls `task`, with torchrun's
     variables in its environment, and rank 0 decides whether the job is restarted.
@@ -81,8 +82,9 @@ class Checkpointable:
         task: The function to call in the job, with the arguments of `submit`.
         policy: `cfg.resilience`, a mapping, a `forge.Policy`, or None for the defaults.
         directory: The job's directory; `%j` is replaced by the job id (`<array>_<task>` in arrays).
-            By default `<job>_forge_<id of this object>` in submitit's folder. A later submission
-            with the same directory resumes from its checkpoints; its restarts are counted from 0.
+            By default `<job>_forge_<id of this object>` in submitit's folder. If the directory
+            is that of an earlier submission, the job resumes from the checkpoints there; the
+            count of its restarts begins at 0.
     Raises:
         ConfigError: For a policy that cannot work.
     """
@@ -127,10 +129,10 @@ class Checkpointable:
     def checkpoint(self, *args: Any, **kwargs: Any) -> Any:
         """Called by submitit when it requeues the job, not by you.
 
-        If the loop reached a step boundary after the signal, it has saved there already. If a loop
+        If the loop reached a step boundary after the signal, the state is saved already. If a loop
         has ended and its `forge.Run` is still open, or a long function of `run.every` is running,
-        this call saves. If the main thread is still inside a step, or no loop has begun, it saves
-        nothing, and the job resumes from its last checkpoint, which the log names.
+        this call saves. If the main thread is still inside a step, or no loop has begun, nothing
+        is saved, and the job resumes from its last checkpoint, which the log names.
 
         Args:
             args: The positional arguments of the task.

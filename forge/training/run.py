@@ -186,10 +186,10 @@ class Run:
     def steps(self, n: int | None, *loaders: Iterable[Any]) -> Iterator[Any]:
         """Yield `(step, batch)`, or `step` without a loader, from the saved step up to `n`.
 
-        New epochs of the loader begin automatically. A second call continues to count where the
-        first ended: it needs a larger `n`, and its loader can be another one. Code between two
-        calls runs again each time the job resumes, so put evaluations into `run.every`. A stop
-        raises `Exit` between two steps; your `finally` blocks run.
+        New epochs of the loader begin automatically. A second loop continues to count where the
+        first ended, so it needs a larger `n`; it can have another loader. Code between two loops
+        runs again each time the job resumes, so put evaluations into `run.every`. A stop raises
+        `Exit` between two steps; your `finally` blocks run.
 
         Args:
             n: Total number of steps, including those already done. None: until `break` or
@@ -253,9 +253,10 @@ class Run:
                     ...
                 schedule.step(evaluate(model, data))
 
-        After a stop or a kill, code before or after the pass can run again. Its changes to saved
-        objects still count only once per epoch, because forge restores these objects; a file that
-        it writes is written again. A `break` ends the training.
+        After a stop or a kill, your code before or after the pass can run a second time for the
+        same epoch. Saved objects are not changed twice, since forge restores them; other effects
+        are repeated, such as a file that your code writes. A `break` out of this loop ends the loop
+        for good: a later start does not continue it. A `break` out of `run.batches` ends the pass.
 
         Args:
             n: Total number of epochs, including those already done.
@@ -287,7 +288,9 @@ class Run:
         return self._inner.batches(loader)
 
     def open(self) -> Run:
-        """Enter the `with` block by a call, for code that has no block; `close` leaves it.
+        """Do what `with` does on entry, for code that cannot use a `with` block.
+
+        Call `close` at the end.
 
         Returns:
             This Run.
@@ -295,10 +298,10 @@ class Run:
         return self.__enter__()
 
     def close(self, error: BaseException | None = None) -> None:
-        """Leave the block that `open` has entered.
+        """Do what the end of a `with` block does, after `open`.
 
         Args:
-            error: The exception that ended the training; None if it has ended well.
+            error: The exception that ended the training; None if the training ended without one.
         """
         self.__exit__(None if error is None else type(error), error, None)
 
@@ -337,10 +340,10 @@ class Run:
                 if not run.begin().is_finished:
                     trainer.fit(model, loader)
 
-        Call it last before the loop: it restores all objects and torch's random state again in a
-        resumed job, and installs forge's signal handlers again if a trainer has replaced them.
-        If the NaN policy rolls back, the process exits with code 75, and the next start begins at
-        the checkpoint.
+        Call it last before the loop: in a resumed job it restores all objects and random states
+        again, and it installs forge's signal handlers again if a trainer has replaced them. If the
+        NaN policy rolls back, the process exits with code 75, and the next attempt begins at the
+        checkpoint to which the policy rolled back. For `taken` see `boundary`.
 
         Returns:
             A named tuple: `step` (steps done so far), `epoch` (as last given to `run.boundary`),
@@ -354,29 +357,32 @@ class Run:
         return self._inner.begin()
 
     def boundary(self, step: int, *, epoch: int = 0, taken: int | None = None) -> bool:
-        """End one step of a loop begun by `run.begin`; saves or stops if that is due.
+        """End one step of a loop begun by `run.begin`; save or stop if that is due.
 
-        Call it when everything of the step is done, the loop's own counters included: a resumed
-        job continues from what is saved here. A stop raises `Exit`.
+        Call it after everything that belongs to the step, the loop's own counters included:
+        changes after the call are not in the checkpoint. A stop raises `Exit`.
 
         Args:
-            step: Steps done, over all attempts; larger in each call.
-            epoch: Number of the current epoch: `run.epoch`, and `run.begin` after a resume.
-            taken: Batches trained on so far, over all attempts, as the loop itself counts them.
-                It is needed if `forge.Run` has a `forge.data.resumable`.
+            step: Number of steps done, over all attempts; larger than in the call before.
+            epoch: Number of the current epoch, if the loop has epochs. forge stores the number:
+                `run.epoch` has it, and after a resume `run.begin().epoch`.
+            taken: Number of batches trained on so far, over all attempts, as the loop itself
+                counts them. Needed if `forge.Run` has a `forge.data.resumable`.
         Returns:
             Whether the loop should end now, because `run.finish` was called.
         Raises:
-            ForgeError: Outside such a loop, or if `step` is not larger than before.
-            Exit: With code 78 if the loop has taken other batches than it has trained on, for
-                example because it reads ahead.
+            ForgeError: Outside a loop begun by `run.begin`, or if `step` is not larger than in
+                the call before.
+            Exit: With code 78 if the loader has given the loop another number of batches than
+                `taken`, for example because the loop reads ahead.
         """
         return self._inner.pass_boundary(step, epoch, taken)
 
     def end_loop(self, reason: str = "") -> None:
-        """End a loop begun by `run.begin`: all its steps are done. Does nothing without one.
+        """End the loop begun by `run.begin`, after its last step.
 
-        The functions of `run.every` with `at_end=True` are called, and the state is saved.
+        The functions of `run.every` with `at_end=True` are called, and the state is saved. If no
+        such loop is open, the call does nothing.
 
         Args:
             reason: The explanation that is shown and stored in the ledger.
@@ -423,8 +429,8 @@ class Run:
     def should_step(self, loss: torch.Tensor | float) -> bool:
         """Check the loss under the NaN policy, for loops that call `optimizer.step()` themselves.
 
-        If it returns False, clear the gradients and do not step. It synchronises the GPU with the
-        host once.
+        If the result is False, clear the gradients and do not step. Each call synchronises the GPU
+        with the host once.
 
         Args:
             loss: The loss on which `backward` was called.
@@ -463,9 +469,9 @@ class Run:
         The function gets the number of steps done. Functions run in the order in which they were
         registered, and before a save of the same step. Metrics that they log belong to the last
         step done, so a checkpoint contains the metrics that were measured on its weights. If a
-        stop arrives while a function runs, the function can end at its next call of
-        `run.check_stop` instead of at its own end; the resumed job runs all functions of that step
-        again.
+        stop arrives while a function runs, its next call of `run.check_stop` can interrupt it. The
+        resumed job then runs all functions of that step again (with several ranks, even if none
+        was interrupted).
 
         Args:
             steps: Call it after every `steps` steps; None: only as `at_end` and `epochs` say.
@@ -493,19 +499,22 @@ class Run:
         return register
 
     def check_stop(self) -> bool:
-        """Allow a pending stop to interrupt a `run.every` function (raises `Exit`).
+        """Allow a pending stop to interrupt a `run.every` function, by raising `Exit`.
 
         The checkpoint then has the state from before this step's functions ran: what they changed
-        is discarded, and the resumed job runs them again. Functions are interrupted only if their
-        last run took at least ten times as long as a copy of the state; shorter ones run to their
-        end. The call does nothing in a data worker, another thread or a child process. Each call
-        counts as progress for the hang detection.
+        is discarded, and the resumed job runs all of them again. A stop does not interrupt short
+        functions: it waits for them if, when they last ran, the functions of this step took less
+        than ten times as long as copying the state. Code after a pass of `run.batches` can call
+        `check_stop` too, but a stop interrupts it only in a job of one rank. Each call counts as
+        progress for the hang detection. In a data worker, another thread or a child process the
+        call does nothing.
 
         Returns:
-            Always False. It is not a sign to return early: the function would then log other
-            values than in an uninterrupted run.
+            Always False, which has no meaning. Do not end the function early yourself: it would
+            log other values than in an uninterrupted run.
         Raises:
-            ForgeError: Outside such a function, except after a pass of `run.batches`.
+            ForgeError: If called anywhere but in a `run.every` function or after a pass of
+                `run.batches`.
         """
         if self._evaluations.may_poll() and self._session is not None:
             self._session.boundary.check_stop()

@@ -28,20 +28,22 @@ _TRIES = 5
 def load(path: str | os.PathLike[str], *, verify: str = "full") -> Checkpoint:
     """Read a checkpoint to inspect it: `forge.load("outputs/…").state`.
 
-    It writes nothing and takes no lock, so it works while the job is running and on a read-only
-    directory. It executes and imports nothing from the checkpoint, so untrusted files are safe.
+    The call writes nothing and does not lock the directory, so it works while the job is running
+    and on a read-only file system. It executes and imports nothing from the checkpoint, so
+    untrusted files are safe.
 
     Args:
-        path: A step directory; or a checkpoint directory or a job's directory, from which the
-            newest checkpoint that verifies is read. For a finished job this is the state at the end
-            of its `with` block.
+        path: A checkpoint (`step_<N>`), or the directory of the checkpoints or of the job: then the
+            newest checkpoint in it that verifies is read. For a finished job, that is the state at
+            the end of its `with` block.
         verify: `full` (checksums), `size` or `none`.
     Returns:
         A Checkpoint with `path`, `manifest` and `state`: `state["live"]["states"]` maps
         the names of the objects passed to `forge.Run` to their state dicts.
     Raises:
         CheckpointError: If there is no checkpoint.
-        DamagedCheckpoint: Names the damaged file, what was expected and what was found.
+        DamagedCheckpoint: If the checkpoint, or each checkpoint of the directory, is damaged. The
+            message names the file, what was expected and what was found.
         ValueError: For another value of `verify`.
     """
     if verify not in Verify.__members__:
