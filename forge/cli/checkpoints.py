@@ -19,7 +19,8 @@ _DIFF = """\
 List each tensor and value in which two checkpoints differ, and by how much. Exit code: 0 if they
 are the same, 1 if they differ. Nothing is changed."""
 _PATH = (
-    "a checkpoint, a directory of checkpoints, or a job's directory (then its newest checkpoint)"
+    "a checkpoint (step_<N>), or the directory of the checkpoints or of the job (then the newest"
+    " checkpoint in it)"
 )
 _VERIFY = "check all checksums (full, the default), only the sizes of the files, or nothing"
 

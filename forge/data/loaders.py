@@ -109,54 +109,63 @@ def is_seeded(loader: Any) -> bool:
 
 
 def inexact(loader: Iterable[Any]) -> list[str]:
-    """Reasons why a resume could be inexact, one sentence each."""
-    return [f"{type(loader).__name__}: {sentence}" for sentence in _inexact(loader)]
+    """Reasons why a resume could be inexact, one or more sentences each."""
+    return list(_inexact(loader, type(loader).__name__))
 
 
-def _inexact(loader: Any) -> Iterator[str]:
+def _inexact(loader: Any, name: str) -> Iterator[str]:
     is_stateful, is_dataloader = has_state(loader), isinstance(loader, DataLoader)
     workers = getattr(loader, "num_workers", 0)
     unseeded = workers > 0 and not is_seeded(loader)
     seeds = _seeds(loader) if unseeded else ""
     goes_there = "Give the loader a state_dict that contains its position in the pass"
     if is_stateful and unseeded:
-        yield f"random draws inside its {workers} workers are not saved. {seeds}"
+        yield (
+            f"the state of the random generators in the {workers} workers of the {name} is not"
+            f" saved. {seeds}"
+        )
     if is_dataloader and not is_stateful:
         if unseeded and loader.persistent_workers:
             yield (
-                "the random generators in persistent workers are not reset when an epoch begins,"
-                f" and are not saved. {seeds}"
+                f"the random generators in the persistent workers of the {name} are not reset when"
+                f" an epoch begins, and their state is not saved. {seeds}"
             )
         if isinstance(loader.dataset, IterableDataset):
             yield (
-                f"on a resume {type(loader.dataset).__name__} is read again from the start of the"
-                f" epoch, which is exact only if it yields the same samples each time. {goes_there}"
-                " (torchdata.StatefulDataLoader has one)."
+                f"a resumed job reads the dataset ({type(loader.dataset).__name__}) again from the"
+                " start of the epoch, and skips the batches already trained on. This is exact only"
+                f" if the dataset yields the same samples each time. {goes_there}, as"
+                " torchdata.StatefulDataLoader has."
             )
         if has_own_iter(loader):
             yield (
-                "has its own __iter__. A resume calls it again from the start of the epoch, which"
-                f" is exact only if it yields the same batches each time. {goes_there}."
+                f"the {name} has its own __iter__, which a resumed job calls again at the start of"
+                " the epoch; the batches already trained on are skipped. This is exact only if"
+                f" __iter__ yields the same batches each time. {goes_there}."
             )
     for one, remedy in _private_generators(loader):
         yield (
-            f"{type(one).__name__} has its own random generator"
+            f"the {type(one).__name__} has its own random generator"
             f" ({', '.join(seeding.own_generators(one))}), which is not saved. {remedy}"
         )
     for one in _unknown_samplers(loader):
         yield (
-            f"on a resume {type(one).__name__} is iterated again from the start of the epoch. This"
-            " gives the same order only if it draws the whole order when an epoch starts, and if"
-            " the order does not depend on earlier epochs. Otherwise give it one of these:"
-            " state_dict and load_state_dict; set_epoch(epoch), if the epoch determines the order;"
-            " or an attribute `generator` from which it draws."
+            f"a resumed job iterates the {type(one).__name__} again from the start of the epoch."
+            " This gives the same order only if the whole order is drawn when an epoch starts, and"
+            f" does not depend on earlier epochs. Otherwise give the {type(one).__name__} one of"
+            " these: state_dict and load_state_dict; set_epoch(epoch), if the epoch determines the"
+            " order; or an attribute `generator` from which the order is drawn."
         )
     if is_dataloader and not is_stateful and workers > 1 and not getattr(loader, "in_order", True):
-        yield "with in_order=False the order of batches depends on which worker is faster."
+        yield (
+            f"the {name} has in_order=False, so the order of batches depends on which worker is"
+            " faster."
+        )
     if not (is_stateful or is_dataloader or isinstance(loader, Sequence)):
         yield (
-            "has no state_dict, so a resume iterates it again from the start of the epoch, which"
-            f" is exact only if it yields the same batches each time. {goes_there}."
+            f"the loader ({name}) has no state_dict, so a resumed job iterates it again from the"
+            " start of the epoch, and skips the batches already trained on. This is exact only if"
+            f" the loader yields the same batches each time. {goes_there}."
         )
 
 

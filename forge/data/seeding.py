@@ -50,8 +50,8 @@ class SeededDataset(Dataset[Any]):
         own = [name for one in within(dataset) for name in own_generators(one)]
         if own:
             messages.warn(
-                f"{not_seeded(own)}: what such a generator draws depends on all earlier draws, so"
-                f" it can differ after a resume. {OTHER_GENERATORS}"
+                f"{not_seeded(own)}, and their state is not saved: after a resume they can draw"
+                f" other values than in an uninterrupted run. {OTHER_GENERATORS}"
             )
         self.dataset = dataset
         self.seed = seed

@@ -108,7 +108,7 @@ def made(saved: dict[str, Any]) -> Any:
     try:
         return _made(saved)
     except _WRONG as error:
-        text = f"A random number generator cannot be rebuilt as it was saved: {error!r}"
+        text = f"A random number generator cannot be built from its saved state: {error!r}"
         raise StateMismatch(text) from error
 
 

@@ -41,13 +41,13 @@ class RunState(MutableMapping[str, Any]):
         """The restored values, until the first loop begins."""
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"run.state.{name}: run.state is a dict: write run.state[{name!r}]")
+        raise AttributeError(f"run.state.{name}: run.state is a dict. Write run.state[{name!r}]")
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in RunState.__slots__:
-            way = f"run.state is a dict: write run.state[{name!r}] = …"
+            way = f"run.state is a dict. Write run.state[{name!r}] = …"
             if hasattr(value, "state_dict"):
-                way = f"give an object with a state_dict to forge.Run(…, {name}={name})"
+                way = f"give an object that has a state_dict to forge.Run(…, {name}={name})"
             raise AttributeError(f"run.state.{name} = …: {way}")
         super().__setattr__(name, value)
 
@@ -62,9 +62,10 @@ class RunState(MutableMapping[str, Any]):
         encoder.encode(Packed(value, [name]).tree, f"run.state.{name}")
         if encoder.sharded:
             raise CheckpointError(
-                f"{encoder.sharded[0]}: a DTensor must be in an object given to forge.Run: here"
-                " forge would not know how to shard it when the job resumes. Keep its"
-                " full_tensor() here, or its to_local() for this rank only."
+                f"{encoder.sharded[0]}: a resumed job could not shard a DTensor that is in"
+                " run.state. Give forge.Run the object that has the DTensor (the module, the"
+                " optimizer); or keep its full_tensor() in run.state. Its to_local() is enough only"
+                " if each rank needs no more than its own part."
             )
         self._values[name] = value
 

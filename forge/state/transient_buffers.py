@@ -40,9 +40,10 @@ class TransientBuffers:
             return
         self._first = {}
         messages.warn(
-            f"{messages.truncate_list(found, _SHOWN)}: changed since the run began, but not saved"
-            " (`persistent=False`): a resume starts with the value that the script sets. If results"
-            " depend on it, a resume is not exact: register the buffer with `persistent=True`."
+            "Buffers have changed since the run began, but are not saved (`persistent=False`):"
+            f" {messages.truncate_list(found, _SHOWN)}. A resumed job starts with the values that"
+            " the script sets. If results depend on these buffers, register them with"
+            " `persistent=True`."
         )
 
     def _buffers(self) -> Iterator[tuple[str, torch.Tensor]]:

@@ -39,8 +39,8 @@ def _sentences(objects: Mapping[str, Any]) -> Iterator[str]:
     for one in holders:
         if isinstance(one, AveragedModel) and id(one) not in held and one not in _given:
             yield (
-                f"{type(one).__name__}: its averages are not saved unless it is given to"
-                " forge.Run: forge.Run(…, ema=ema)"
+                f"the averages of the {type(one).__name__} are not saved. Give it to forge.Run, as"
+                " in forge.Run(…, ema=ema)"
             )
     names = {id(one): name for name, one in optimizers.items()}
     dicts = [one for one in holders if type(one) is dict and "last_epoch" in one]
@@ -48,23 +48,25 @@ def _sentences(objects: Mapping[str, Any]) -> Iterator[str]:
     for one in [*holders, *owners]:
         if isinstance(one, LRScheduler) and id(one) not in held and id(one.optimizer) in names:
             yield (
-                f"{type(one).__name__} sets the learning rate of `{names[id(one.optimizer)]}`, but"
-                " is not saved unless it is given to forge.Run: forge.Run(…, schedule=schedule)"
+                f"the {type(one).__name__} sets the learning rate of"
+                f" `{names[id(one.optimizer)]}`, but is not saved. Give it to forge.Run, as in"
+                " forge.Run(…, schedule=schedule)"
             )
     has_accelerator = any(type(one).__name__ == "Accelerator" for one in objects.values())
     for name, outer in optimizers.items():
         accumulated = getattr(getattr(outer, "gradient_state", None), "num_steps", 1)
         if accumulated > 1 and not has_accelerator:
             yield (
-                f"`{name}` steps once in {accumulated} batches, which its Accelerator counts. The"
-                " count is not saved unless the Accelerator is given to forge.Run too:"
+                f"`{name}` steps once in {accumulated} batches, which its Accelerator counts, but"
+                " the count is not saved. Give the Accelerator to forge.Run too, as in"
                 " forge.Run(…, accelerator=accelerator)"
             )
         if "param_groups" in vars(outer):  # else it is a wrapper that only forwards
             for path, inner in _inside(name, outer, 1):
                 if isinstance(inner, Optimizer) and id(inner) not in given:
                     yield (
-                        f"`{path}` is an optimizer inside another, whose state_dict leaves it out:"
+                        f"`{path}` is an optimizer inside the optimizer `{name}`, whose state_dict"
+                        f" does not contain the state of `{path}`. Give both to forge.Run, as in"
                         f" forge.Run(…, inner={path})"
                     )
 

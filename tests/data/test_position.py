@@ -322,7 +322,7 @@ def test_a_generator_that_seeded_does_not_reach_is_named_and_not_told_to_be_wrap
         seeded = seeding.seeded(numbers, 1)
     name = "Numbers.settings['transforms'][0].rng"
     (record,) = caplog.records
-    assert f"does not seed your own random generators ({name}): " in record.getMessage()
+    assert f"does not seed your own random generators ({name}), " in record.getMessage()
     assert "global generators" in record.getMessage()
     workers = {"num_workers": 2}
     for loader in (
@@ -354,10 +354,11 @@ def test_what_cannot_be_exact_is_named_and_nothing_else_is():
         DataLoader(numbers, batch_sampler=ShufflesInPlace()),
     ):
         assert sentences(exact) == "", exact
-    assert "random draws inside its 2 workers" in sentences(StatefulDataLoader(numbers, **workers))
+    stateful = StatefulDataLoader(numbers, **workers)
+    assert "generators in the 2 workers of the StatefulDataLoader is not" in sentences(stateful)
     persistent = DataLoader(numbers, persistent_workers=True, **workers)
-    assert "generators in persistent workers are not reset" in sentences(persistent)
-    assert "read again from the start of the epoch" in sentences(DataLoader(Stream()))
+    assert "workers of the DataLoader are not reset when an epoch" in sentences(persistent)
+    assert "reads the dataset (Stream) again from the" in sentences(DataLoader(Stream()))
     assert "has no state_dict" in sentences(Shuffled())
     assert "has its own __iter__" in sentences(Moving(numbers))
     for unknown in (
@@ -365,5 +366,5 @@ def test_what_cannot_be_exact_is_named_and_nothing_else_is():
         DataLoader(numbers, batch_sampler=BatchSampler(DrawsAsItGoes(), 2, False)),
         StatefulDataLoader(numbers, sampler=DrawsAsItGoes()),
     ):
-        assert "DrawsAsItGoes is iterated again from the start of the epoch" in sentences(unknown)
+        assert "iterates the DrawsAsItGoes again from the start of the epoch" in sentences(unknown)
     assert "in_order=False" in sentences(DataLoader(seeded, in_order=False, **workers))

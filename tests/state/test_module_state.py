@@ -40,7 +40,7 @@ def test_a_buffer_that_is_not_saved_is_named_once_it_has_changed(caplog):
     live.capture()
     live.capture()
     (told,) = caplog.messages
-    assert told.startswith("model.0.mean, model.0.n: changed since the run began, but not saved")
+    assert "but are not saved (`persistent=False`): model.0.mean, model.0.n." in told
 
 
 class Expanded(nn.Module):

@@ -95,7 +95,7 @@ FOUND = [
     " its placements",
     "accepted",
     "whole, part of this rank",
-    "run.state.best[0]: a DTensor must be in an object given to forge.Run",
+    "run.state.best[0]: a resumed job could not shard a DTensor that is in run.state",
     "model: at the end of a step it still has gradients from a backward pass under",
     "accepted",
     "model.0: FullyShardedDataParallel (FSDP1) cannot be saved",

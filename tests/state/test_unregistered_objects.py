@@ -33,7 +33,7 @@ class Sharpness(torch.optim.Optimizer):
 def test_a_schedule_of_a_registered_optimizer(make, model, optimizer):
     schedule = make(optimizer)
     (found,) = unregistered_objects.problems({"model": model, "optimizer": optimizer})
-    assert found.startswith(f"{type(schedule).__name__} sets the learning rate of `optimizer`")
+    assert found.startswith(f"the {type(schedule).__name__} sets the learning rate of `optimizer`")
     assert (
         unregistered_objects.problems({"model": model, "optimizer": optimizer, "s": schedule}) == []
     )
@@ -57,7 +57,7 @@ def test_an_average_of_weights(model):
     """An average of another fold, which was given to its Run, is not a problem."""
     average = AveragedModel(model)
     (found,) = unregistered_objects.problems({"model": model})
-    assert found.startswith("AveragedModel: its averages are not saved unless")
+    assert found.startswith("the averages of the AveragedModel are not saved")
     assert unregistered_objects.problems({"model": model, "average": average}) == []
     assert unregistered_objects.problems({"model": torch.nn.Linear(2, 2)}) == []
 
@@ -66,7 +66,7 @@ def test_an_optimizer_inside_another(model):
     """No state_dict of a registered object has its momentum."""
     outer = Sharpness(model.parameters())
     (found,) = unregistered_objects.problems({"outer": outer})
-    assert found.startswith("`outer.base_optimizer` is an optimizer inside another")
+    assert found.startswith("`outer.base_optimizer` is an optimizer inside the optimizer `outer`")
     assert unregistered_objects.problems({"outer": outer, "inner": outer.base_optimizer}) == []
 
 

@@ -154,7 +154,8 @@ def read(directory: Path) -> Manifest:
         num_chunks(entry["size"]) != len(entry["chunks"]) for entry in manifest.files.values()
     ):
         raise DamagedCheckpoint(
-            f"{NAME} does not have one checksum for each {CHUNK} bytes of its files"
+            f"{NAME}: the number of checksums does not fit the sizes of the files; expected one for"
+            f" each {CHUNK} bytes"
         )
     return manifest
 

@@ -66,15 +66,16 @@ class TensorFile:
             """The tensors without their data."""
         except _MALFORMED as error:
             raise DamagedCheckpoint(
-                f"{file.name}: is not a valid safetensors file: {error!r}"
+                f"{file.name} is not a valid safetensors file: {error!r}"
             ) from error
 
     def _read_head(self) -> bytes:
         if self.file.size < 8:
-            raise ValueError(f"a file of {self.file.size} bytes")
+            raise ValueError(f"it has only {self.file.size} bytes")
         length = int.from_bytes(self.file.head(8), "little")
-        if not 0 < length <= min(self.file.size - 8, MAX_HEADER):
-            raise ValueError(f"a header of {length} bytes, but the file has {self.file.size}")
+        limit = min(self.file.size - 8, MAX_HEADER)
+        if not 0 < length <= limit:
+            raise ValueError(f"expected a header of at most {limit} bytes, found {length}")
         return self.file.head(8 + length)
 
     def _outlined(self, entry: Entry) -> torch.Tensor:
@@ -116,19 +117,22 @@ def _parse(head: bytes, size: int) -> tuple[dict[str, Entry], set[str]]:
         begin, end = described["data_offsets"]
         dtype, shape = DTYPES[described["dtype"]], tuple(described["shape"])
         if not all(type(number) is int and number >= 0 for number in (begin, end, *shape)):
-            raise ValueError(f"{name}: a shape or offset is not a non-negative integer")
+            raise ValueError(
+                f"the tensor {name} has a shape or offset that is not a non-negative integer"
+            )
         if not begin <= end <= size - len(head):
             raise ValueError(
-                f"{name}: at bytes {begin} to {end}, but the file has {size - len(head)} bytes of"
-                " tensors"
+                f"the tensor {name} should be at bytes {begin} to {end}, but the file has"
+                f" {size - len(head)} bytes of tensor data"
             )
         if end - begin != math.prod(shape) * dtype.itemsize:
             raise ValueError(
-                f"{name}: {end - begin} bytes do not fit {dtype} of shape {list(shape)}"
+                f"the tensor {name} has {end - begin} bytes, which do not fit {dtype} of shape"
+                f" {list(shape)}"
             )
         if name in complex128 and (dtype is not torch.float64 or shape[-1:] != (2,)):
             raise ValueError(
-                f"{name}: expected complex128 to be stored as float64 of shape [..., 2], found"
+                f"the complex128 tensor {name} should be stored as float64 of shape [..., 2], found"
                 f" {dtype} of shape {list(shape)}"
             )
         entries.append(Entry(name, dtype, shape, len(head) + begin, len(head) + end))
@@ -136,7 +140,9 @@ def _parse(head: bytes, size: int) -> tuple[dict[str, Entry], set[str]]:
     end = len(head)
     for entry in entries:  # no gaps: a small header must not make forge read a huge file
         if entry.begin != end:
-            raise ValueError(f"{entry.name}: expected at byte {end}, found at {entry.begin}")
+            raise ValueError(
+                f"the tensor {entry.name} should begin at byte {end}, not at {entry.begin}"
+            )
         end = entry.end
     if end != size:
         raise ValueError(f"its header describes {end} bytes, but the file has {size}")
