@@ -40,10 +40,11 @@ class _Mark(NamedTuple):
     length: int | None
     version: int | None
 
-    def is_of(self, other: _Mark) -> bool:
-        is_number = type(self.value) in (int, bool)
-        is_same = self.value == other.value if is_number else self.value is other.value
-        return is_same and self[1:] == other[1:]
+    def is_of(self, value: Any) -> bool:
+        """Whether this is the mark of `value` as it is now; cheap enough for each boundary."""
+        if type(value) in (int, bool):
+            return bool(value == self.value)
+        return value is self.value and self[1:] == (_length(value), of_torch.version(value))
 
 
 class FixedParts:
@@ -86,12 +87,11 @@ class FixedParts:
             raise ConfigError(problems, "The training loop")
 
     def _changes(self) -> list[str]:
-        now = {owner: _marks(owner) for owner in list(self._first)}
         found = [
             f"{type(owner).__name__}.{name}"
-            for owner, marks in now.items()
+            for owner, marks in self._first.items()
             for name, mark in marks.items()
-            if not mark.is_of(self._first[owner][name])
+            if not mark.is_of(getattr(owner, name, None))
         ]
         return self._changed + [name for name in found if name not in self._changed]
 
@@ -112,8 +112,11 @@ def _marks(owner: Any) -> dict[str, _Mark]:
 
 
 def _mark(value: Any) -> _Mark:
-    length = len(value) if hasattr(type(value), "__len__") and not _is_scalar(value) else None
-    return _Mark(value, length, of_torch.version(value))
+    return _Mark(value, _length(value), of_torch.version(value))
+
+
+def _length(value: Any) -> int | None:
+    return len(value) if hasattr(type(value), "__len__") and not _is_scalar(value) else None
 
 
 def _is_scalar(value: Any) -> bool:

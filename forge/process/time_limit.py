@@ -126,8 +126,10 @@ class TimeLimit:
         Args:
             save_s: The duration of a save.
         """
+        if self._is_over or self._end == math.inf:
+            return self._is_over
         needed_s = self._num_steps * self._ways.longest + save_s + self._margin_s
-        if not self._is_over and self.left_s <= needed_s:
+        if self.left_s <= needed_s:
             self._end = self._clock() + moved_left_s(self._moved, self.left_s, self._wall())
             self._is_over = self.left_s <= needed_s
         return self._is_over

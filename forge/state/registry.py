@@ -59,7 +59,7 @@ class StateRegistry:
         self._transient_buffers = TransientBuffers(self.objects)
         self._built: Structure | None = None
         """The structure of the objects as the script built them; None before `check_savable`."""
-        self._groups: dict[str, list[list[torch.Tensor]]] = {}
+        self._groups: structure.Groups = {}
         self.optimizers = [o for o in self.objects.values() if isinstance(o, torch.optim.Optimizer)]
         """The registered optimizers."""
 
@@ -107,8 +107,7 @@ class StateRegistry:
             ConfigError: Names the optimizer.
         """
         if self._built is not None:
-            optimizers = {self.name_of(one): one for one in self.optimizers}
-            structure.check_groups(self._groups, self._built.order, optimizers)
+            structure.check_groups(self._groups, self._built.order)
 
     def capture(self, states: dict[str, Any] | None = None) -> dict[str, Any]:
         """The state of all objects, including gradients that are being accumulated.
@@ -159,7 +158,7 @@ class StateRegistry:
         states = self.ask() if states is None else states
         self._built = structure.built(self.objects, states)
         self._groups = {
-            self.name_of(one): [list(group["params"]) for group in one.param_groups]
+            self.name_of(one): (one, [list(group["params"]) for group in one.param_groups])
             for one in self.optimizers
         }
         captured = self.capture(states)

@@ -22,6 +22,9 @@ from forge.errors import ConfigError
 from forge.state import buffers, module_state, sharing, stray_parameters
 from forge.state.buffers import Built
 
+Groups = dict[str, tuple[torch.optim.Optimizer, list[list[torch.Tensor]]]]
+"""Name -> an optimizer, and the parameters of its groups."""
+
 _SHOWN = 8
 """Number of differences that one error lists."""
 
@@ -159,22 +162,17 @@ def refuse(problems: list[str]) -> None:
         raise ConfigError([*shown[:-1], f"{shown[-1]}. {_ADVICE}"], "The training loop")
 
 
-def check_groups(
-    first: Mapping[str, list[list[torch.Tensor]]],
-    order: Mapping[str, list[list[str]]],
-    optimizers: Mapping[str, torch.optim.Optimizer],
-) -> None:
+def check_groups(first: Groups, order: Mapping[str, list[list[str]]]) -> None:
     """Refuse other parameters, or another order, in an optimizer; cheap enough for each boundary.
 
     Args:
-        first: By optimizer, the parameters of its groups at the start.
+        first: By name, each optimizer and the parameters of its groups at the start.
         order: Their names.
-        optimizers: By name.
     Raises:
         ConfigError: Names the optimizer.
     """
-    for name, groups in first.items():
-        now = [group["params"] for group in optimizers[name].param_groups]
+    for name, (optimizer, groups) in first.items():
+        now = [group["params"] for group in optimizer.param_groups]
         if len(now) != len(groups):
             text = (
                 f"{_changed(name, f'{len(groups)} parameter groups', f'{len(now)}')}. A checkpoint"

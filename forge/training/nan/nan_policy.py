@@ -102,7 +102,7 @@ class NanPolicy:
         # of one device, gradients differ between ranks without an error.
         are_fine = finite_on_all_ranks(alarm)
         if clip_norm is not None and norm is not None:
-            clip(parameters, clip_norm, norm.where(norm.isfinite(), 0.0))
+            clip(parameters, clip_norm, norm.nan_to_num(0.0, 0.0, 0.0))
         if are_fine():
             return Checked(norm)
         return self._look(value.item(), norm, parameters, names, clip_norm)

@@ -84,7 +84,7 @@ def test_a_launcher_is_not_needed_and_its_next_start_finds_the_jobs(app):
     assert third.returncode == 0, third.stdout
     assert f"squeue --jobs={jobs[0].partition('_')[0]}" in third.stdout
     assert "scancel" in third.stdout
-    waits = "To resume (waits until the sweep's jobs in the queue (2 now) end, then starts again"
+    waits = "To resume (waits until the sweep's jobs in the queue (2 now) end, then resumes the"
     assert waits in third.stdout
     assert command_in(third.stdout)[:2] == ["cd", str(app.folder)]
     assert queued(app.cluster) == jobs
