@@ -80,8 +80,8 @@ REMOVED: dict[str, Removed] = {
     "requeue.no_progress_limit": _renamed("max_no_progress", "requeue"),
     "checkpoint.when_busy": _renamed("on_pending_save", "checkpoint"),
     "requeue.max_unfair": Removed(
-        "The limit is fixed now: a job ends after the cluster has ended 10 attempts in a row before"
-        " they saved. Remove the key."
+        "This limit can no longer be set: a job ends if the cluster has ended 10 attempts in a row"
+        " that had not saved yet. Remove the key."
     ),
 }
 """Dotted key or group, without the leading `resilience.` -> its replacement; `*` is any name. The

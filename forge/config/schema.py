@@ -353,8 +353,8 @@ class HealthConfig:
     exclude_h: float = key(
         24.0,
         gt=0,
-        help="On Slurm: hours for which the job is not started on a node that failed a health"
-        " check. With the action `exclude_node` the sweep's other jobs avoid the node too.",
+        help="On Slurm: if a node fails a health check, the job does not start on it for this many"
+        " hours. With the action `exclude_node`, the sweep's other jobs do not either.",
     )
     max_excluded_nodes: int = key(
         3,

@@ -48,7 +48,7 @@ class Exclusion:
         """The node, the check and the expiry, for messages."""
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.until))
         what = f"`{self.check}` failed there" if self.check else "a check failed there"
-        return f"{self.node} ({what} for the job in {self.job}; excluded until {when})"
+        return f"{self.node} ({what} for the job in {self.job}; jobs avoid it until {when})"
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class Exclusions:
         kept, left_out = choose(standing, nodes, fixed, required, needed)
         for one in left_out:
             if one not in self._said:
-                self._say(f"not excluded, since too few other nodes are left: {one}")
+                self._say(f"the job can start on this node, since too few others are left: {one}")
             self._said.add(one)
         names = list(dict.fromkeys([*fixed, *sorted(one.node for one in kept)]))
         return Choice(kept, left_out, before, names)

@@ -228,7 +228,7 @@ def test_what_a_sibling_has_found_gives_way_and_is_named(jobs):
     assert fails(sibling, "n2", "exclude_node", nodes=("n1", "n2")).code == 75
     ended = fails(job, "n1", "exclude_node", nodes=("n1", "n2"))
     assert (ended.code, ended.did) == (75, LEAVES)
-    what = "not excluded, since too few other nodes are left: n2 (`ecc` failed"
+    what = "the job can start on this node, since too few others are left: n2 (`ecc` failed"
     assert ended.said.count(what) == 1
     assert str(sibling.directory) in ended.said
 

@@ -45,7 +45,10 @@ def timeline(call: Batch, job: ComposedJob, cluster: Cluster) -> str:
     text = f"time limit T={group.options.timeout_min:g} min:  {' · '.join(parts)}"
     grace_s = cluster.grace_s(group.options.partition)
     if grace_s is not None:
-        ends = f"at P+{grace_s:g} s SIGTERM · at P+{grace_s + cluster.kill_wait_s:g} s SIGKILL"
-        notice = "at P SIGTERM, saves and requeues" if grace_s > 0 else "no notice"
-        text += f"\npreemption at P:  {notice} · {ends}"
+        last = f"SIGKILL after {grace_s + cluster.kill_wait_s:g} s"
+        if grace_s > 0:
+            notice = f"SIGTERM at once, saves and requeues · SIGTERM after {grace_s:g} s"
+            text += f"\npreemption:  {notice} · {last}"
+        else:
+            text += f"\npreemption, without notice:  SIGTERM at once · {last}"
     return text

@@ -120,26 +120,28 @@ class PushedLoop:
         problem = ""
         if taken is None:
             problem = (
-                f"run.boundary(step): `taken` is missing, since forge.Run has the loader `{name}`:"
-                " the number of batches trained on so far, as the loop itself counts them."
+                f"run.boundary() was called without `taken`, which forge needs to save the place in"
+                f" the loader `{name}`. Write run.boundary(step, taken=…), with the number of"
+                " batches trained on so far, as the loop itself counts them."
             )
         elif taken > one.taken:
             problem = (
-                f"{name}: the loop has trained on {taken} batches, but has taken only {one.taken}"
-                " from forge.data.resumable: iterate over the object that forge.Run got, and count"
-                " batches, not samples."
+                f"run.boundary(taken={taken}): the loader `{name}` has yielded only {one.taken}"
+                " batches. Iterate over the object that was given to forge.Run, and count batches,"
+                " not samples."
             )
         elif taken < one.taken:
             problem = (
-                f"{name}: the loop has trained on {taken} of the {one.taken} batches that it has"
-                " taken from forge.data.resumable. If it reads ahead, a resume would lose the"
-                " batches in between: switch reading ahead off, or wrap only the innermost loader"
-                " in forge.data.resumable (for Accelerate `prepared.base_dataloader`)."
+                f"run.boundary(taken={taken}): the loader `{name}` has already yielded {one.taken}"
+                " batches. If the loop reads ahead, a resume would lose the batches in between:"
+                " switch reading ahead off, or wrap only the innermost loader in"
+                " forge.data.resumable (for Accelerate `prepared.base_dataloader`)."
             )
         elif one.has_left:
             problem = (
-                f"{name}: the loop has left a pass before its last batch, so a resume could not"
-                f" tell whether to continue that pass. Call `{name}.end_pass()` after the `break`."
+                f"the loop has left a pass of the loader `{name}` before its last batch, so a resume"
+                f" could not tell whether to continue that pass. Call `{name}.end_pass()` after the"
+                " `break`."
             )
         if problem:
             raise ConfigError([problem], "The training loop")

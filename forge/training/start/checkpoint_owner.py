@@ -177,9 +177,9 @@ class CheckpointOwner:
         steps = [one for one in step_dirs(self._path.parent) if _newest_id([one]) == saved_by]
         names = messages.truncate_list([one.name for one in steps], 3)
         raise CheckpointError(
-            f"{names} in {self._path.parent} was saved by another job ({saved_by[:12]}), which"
-            f" {FILE} does not list. Move {names} to another directory, or set another"
-            " `resilience.checkpoint.dir`."
+            f"{names} in {self._path.parent} was saved by another job ({saved_by[:12]}): by none of"
+            f" the jobs of this directory, which {FILE} lists. Move {names} to another directory,"
+            " or set another `resilience.checkpoint.dir`."
         )
 
     def adapt(self, states: dict[str, Any], saved_by: str, ledger: Ledger) -> None:

@@ -62,7 +62,7 @@ def test_a_loader_that_reads_ahead_is_refused_at_the_first_boundary(tmp_path, ma
     """The batch in between would be lost at each resume."""
     job = make_job(tmp_path / "job", reads_ahead=True, **SPEC)
     assert job.run() == 78
-    assert "loader: the loop has trained on 1 of the 2 batches that it has taken" in job.output
+    assert "run.boundary(taken=1): the loader `loader` has already yielded 2 batches" in job.output
     assert job.history.attempts[0].events[-1]["kind"] == "error"
 
 
@@ -167,7 +167,7 @@ def test_calls_that_cannot_be_meant_say_what_to_do(run):
         one.end_loop("harmless")
 
 
-@pytest.mark.parametrize(("taken", "message"), [(None, "`taken` is missing"), (1, "taken only 0")])
+@pytest.mark.parametrize(("taken", "message"), [(None, "without `taken`"), (1, "yielded only 0")])
 def test_a_loop_with_a_loader_counts_the_batches_that_it_took(run, taken, message):
     loader = forge.data.resumable(DataLoader(torch.arange(6.0), 2))
 
