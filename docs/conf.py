@@ -37,6 +37,7 @@ html_sidebars = {
     name: [] for name in ("index", "tutorial", "cheat-sheet", "symptoms", "glossary", "changelog")
 }
 html_static_path = ["_static"]
+html_favicon = "_static/favicon.svg"
 html_css_files = ["forge.css"]
 html_search_scorer = str(HERE / "_static" / "search_scorer.js")
 html_show_sourcelink = False

@@ -409,7 +409,8 @@ class Store:
             raise CheckpointError(
                 f"The rollback to step {step} has to remove the later checkpoints from"
                 f" {self.directory}, but this failed: {error}. Move the checkpoints after step"
-                f" {step} away, then start the job again; else it would resume from them."
+                f" {step} away, then start the job again: otherwise it resumes from one of these"
+                " checkpoints."
             ) from error
 
     def pin(self, step: int) -> None:

@@ -56,11 +56,11 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Examples: forge doctor; srun forge doctor -v --dir outputs/2026-01-31/12-00-00",
     )
     parser.add_argument("-v", "--verbose", action="store_true", help="print all checks as a table")
-    where = "the directory for checkpoints, whose disk is checked (default: the current directory)"
+    where = "the checkpoint directory, to check its disk (default: the current directory)"
     parser.add_argument("--dir", type=Path, default=Path(), help=where)
     what = (
-        "a key of the policy: resilience.health.checks.shm=ignore leaves a check out,"
-        " resilience.health.commands.nhc.run=[nhc,-a] adds your own"
+        "a key of the policy: resilience.health.checks.shm=ignore skips a check,"
+        " resilience.health.commands.nhc.run=[nhc,-a] adds a command of your own"
     )
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help=what)
     return parser
@@ -128,7 +128,7 @@ def _together(
             return _print(of_ranks, is_verbose=is_verbose, is_shown=here.rank == 0)
         except RankLost as error:
             lost = str(error)
-    what = "Check whether that rank has started, and the network between the nodes."
+    what = "Check whether that rank has started, and check the network between the nodes."
     return _print([*rows, Row("ranks", "all ranks", FAILS, lost, what)], is_verbose=is_verbose)
 
 

@@ -78,7 +78,7 @@ def describe(
 def damaged(path: Path, error: str) -> Iterator[str]:
     """The error of a checkpoint that cannot be used, and the effect on a resume."""
     yield f"{'checkpoint':{_TITLE}}{_near(path)}"
-    yield from _fact("state", "DAMAGED: no job can resume from it")
+    yield from _fact("state", "DAMAGED: no job can resume from this checkpoint")
     for line in error.splitlines():
         yield from _fact("", line)
     yield from _fact(
@@ -134,7 +134,9 @@ def _resume(checkpoint: Checkpoint) -> Iterator[str]:
         if script.exists():
             yield f"{'resume':{_TITLE}}{escape(shlex.quote(_near(script)))}"
             return
-    yield from _fact("resume", "start the same command again: it continues from this checkpoint")
+    yield from _fact(
+        "resume", "start the same command again; the job continues from this checkpoint"
+    )
 
 
 def _fact(title: str, text: str) -> Iterator[str]:

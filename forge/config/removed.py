@@ -69,8 +69,9 @@ REMOVED: dict[str, Removed] = {
         " writing to the checkpoints, use `chmod -R go-w` on the checkpoint directory."
     ),
     "hang.factor": Removed(
-        "Steps, saves and evaluations each have a learned time limit, which is always 5 times the"
-        " slowest recent one. To set a limit yourself, use `resilience.hang.timeout_s`."
+        "The factor is always 5: a step (or save, or evaluation) counts as a hang if it takes 5"
+        " times as long as the slowest recent step (save, evaluation). To set a limit yourself, use"
+        " `resilience.hang.timeout_s`."
     ),
     "hang.min_s": Removed(
         "A learned time limit is always at least 300 s. To set a limit yourself, use"

@@ -79,7 +79,7 @@ def _command_problems(p: Policy) -> Iterator[str]:
         if not command.run or not command.run[0].strip():
             yield f"`{key}.run={command.run}`: is empty; expected a command such as `[nhc, -a]`."
         if name in p.health.checks:
-            yield f"`{key}`: `{name}` is the name of a built-in check. Choose another."
+            yield f"`{key}`: `{name}` is the name of a built-in check. Choose another name."
 
 
 def _rule_problems(p: Policy, *, is_command: bool) -> list[str]:

@@ -402,7 +402,7 @@ class HangConfig:
         gt=0,
         remedy="With null, forge derives the limit from the time that steps take.",
         help="Seconds without progress that count as a hang. null: steps, saves and evaluations"
-        " each have a limit of 5 times the slowest recent one, and of at least 300 s.",
+        " each have a limit, 5 times the duration of the slowest recent one, but at least 300 s.",
     )
     start_s: float = key(
         1800.0,
@@ -493,7 +493,7 @@ class CheckpointConfig:
     on_pending_save: OnPendingSave = key(
         OnPendingSave.wait,
         help="The action if a periodic save is due while another is still being written in the"
-        " background. wait: training waits for it; skip: the due save is left out.",
+        " background. wait: training waits for the earlier save; skip: the due save is left out.",
     )
     verify: Verify = key(
         Verify.full,

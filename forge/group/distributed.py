@@ -79,8 +79,8 @@ def _meet(found: world.RankInfo, backend: str, timeout_s: float) -> None:
     except (dist.DistNetworkError, dist.DistStoreError) as error:
         first = str(error).partition("\n")[0]
         lost = RankLost(
-            f"Rank {found.rank} of {found.size}: the rendezvous at {found.address}:{found.port}"
-            f" failed: {first}"
+            f"Rank {found.rank} of {found.size} could not join the rendezvous at"
+            f" {found.address}:{found.port}: {first}"
         )
         messages.say(str(lost))
         raise Exit(lost.exit_code, str(lost), lost.reason) from error

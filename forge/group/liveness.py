@@ -93,7 +93,7 @@ class LivenessMonitor:
             connection.sendall(_HELLO.pack(self._code(rank), rank))
         except OSError as error:
             raise RankLost(
-                f"Rank 0 is gone: cannot connect to {address} port {port}: {error}"
+                f"Rank 0 is gone: cannot connect to {address} port {port} ({error})"
             ) from error
         self._keep(0, connection)
         self._thread.start()

@@ -54,5 +54,5 @@ def meet(world: RankInfo, timeout_s: float, collectives_s: float, *, is_hosted: 
     except (OSError, dist.DistNetworkError, dist.DistStoreError) as error:
         first = str(error).partition("\n")[0]
         raise RankLost(
-            f"rank {world.rank} of {world.size}: the rendezvous at {place} failed: {first}"
+            f"rank {world.rank} of {world.size} could not join the rendezvous at {place}: {first}"
         ) from error

@@ -89,7 +89,9 @@ def draw(folder: Path) -> Secret:
         if os.fstat(fd).st_mode & 0o044:
             messages.warn(
                 f"{folder}: the file system does not support file permissions. Other users can"
-                " read the secret of this job's ranks there, and with it they could end the job"
+                " read the secret of this job's ranks there, and could end the job with it. To"
+                " prevent this, put the job's directory on another file system (`hydra.run.dir`,"
+                " `hydra.sweep.dir`)"
             )
     except BaseException:
         remove(folder, found)

@@ -30,16 +30,16 @@ def advice(environment: Mapping[str, str], signals: Iterable[str], stop_s: float
     if deaf:
         every = ",".join(dict.fromkeys([*passed_on, *deaf]))
         found.append(
-            f"it does not forward {', '.join(deaf)} to the ranks, but is killed by them: start it"
-            f" with --signals-to-handle={every}"
+            f"torchrun does not forward {', '.join(deaf)} to the ranks, but dies of such a signal:"
+            f" start torchrun with --signals-to-handle={every}"
         )
     if patience_s < stop_s:
         found.append(
-            f"it kills its workers {patience_s:g} s after a signal, but a stop can take"
-            f" {stop_s:g} s: set TORCH_ELASTIC_SHUTDOWN_TIMEOUT={stop_s:.0f} before it starts, or"
-            " lower `resilience.shutdown.timeout_s`"
+            f"torchrun kills its workers {patience_s:g} s after a signal, but a stop can take"
+            f" {stop_s:g} s: set TORCH_ELASTIC_SHUTDOWN_TIMEOUT={stop_s:.0f} before torchrun"
+            " starts, or lower `resilience.shutdown.timeout_s`"
         )
-    return f"torchrun: {'; '.join(found)}." if found else ""
+    return f"{'. '.join(found)}." if found else ""
 
 
 def stop_with_agent() -> None:

@@ -103,7 +103,7 @@ def check_nccl_health(timeout_sec: float = 10.0) -> bool:
             work.wait(timedelta(seconds=timeout_sec))
             answers.append(int(ones.item()) == dist.get_world_size())
         except Exception as error:  # noqa: BLE001 - logged, and the check fails
-            messages.warn(f"health check: the all-reduce failed: {error}")
+            messages.warn(f"The all-reduce of the health check failed: {error}")
 
     thread = threading.Thread(target=reduce, name="forge-health", daemon=True)
     thread.start()

@@ -295,9 +295,9 @@ def _overlay_key(node: Any, stored: Any, key: Any) -> None:
         node.merge_with(OmegaConf.masked_copy(stored, [key]))
     except OmegaConfBaseException as error:
         raise Contradiction(
-            f"The stored `{of_omegaconf.full_key(wanted)}` no longer fits the schema that the code"
-            f" gives it ({str(error).splitlines()[0]}). Restore the schema, or start in a new"
-            " directory."
+            f"The stored value of `{of_omegaconf.full_key(wanted)}` does not fit the type that the"
+            f" code now declares for it ({str(error).splitlines()[0]}). Restore the declaration, or"
+            " start in a new directory."
         ) from error
 
 

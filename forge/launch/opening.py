@@ -51,7 +51,7 @@ def sweep_dir(directory: Path, request: Request) -> SweepDir:
 
 
 def _unusable(directory: Path, error: Exception) -> ConfigError:
-    problem = f"`hydra.sweep.dir={directory}`: cannot be used: {error}. Choose another directory."
+    problem = f"`hydra.sweep.dir={directory}` cannot be used: {error}. Choose another directory."
     return ConfigError([problem], "The launcher's configuration")
 
 

@@ -25,8 +25,8 @@ interruption, then several times with signals at random steps, and is started ag
 signal. forge compares the checkpoints and logged values of all runs. For a run that differs, it
 names the variables that were not saved."""
 _EPILOG = """\
-Exit code: 0 if all runs are identical, 1 if runs differ, 3 if there is no verdict, since the script
-failed by itself. Example: forge rehearse --times 1 --within 20m -- python train.py"""
+Exit code: 0 if all runs are identical, 1 if runs differ, 3 if there is no verdict, because the
+script failed by itself. Example: forge rehearse --times 1 --within 20m -- python train.py"""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -51,10 +51,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--signals",
         metavar="NAMES",
-        type=_of(signals_of, f"expected some of {names}, with commas between them"),
+        type=_of(signals_of, f"expected one or more of {names}, separated by commas"),
         default=SIGNALS,
-        help=f"the signals that interrupted runs get, drawn by the seed from this list; possible"
-        f" are {names} (default: TERM,USR1,KILL)",
+        help=f"signals for the interrupted runs: one or more of {names}, separated by commas; the"
+        " seed determines which signal is sent (default: TERM,USR1,KILL)",
     )
     parser.add_argument(
         "--within",
@@ -90,9 +90,8 @@ def _parser() -> argparse.ArgumentParser:
         "--timeout-s",
         metavar="S",
         type=float,
-        help="maximum seconds of one start of the script, until it exits; a longer one is killed,"
-        " and the rehearsal fails (default: ten times the duration of the first run, and 60 s"
-        " more)",
+        help="seconds after which a start of the script that has not exited is killed, and the"
+        " rehearsal fails (default: ten times the duration of the first run, and 60 s more)",
     )
     parser.add_argument(
         "command",
@@ -137,8 +136,8 @@ def main(arguments: list[str]) -> int:
             options.directory.mkdir(parents=True)
         except OSError as error:
             parser.error(
-                f"--directory {options.directory}: expected a new directory, which could not be"
-                f" made: {error.strerror}"
+                f"--directory {options.directory}: expected a new directory, which forge creates,"
+                f" but creating it failed ({error.strerror})"
             )
     root = options.directory or Path(tempfile.mkdtemp(prefix="forge-rehearse-"))
     wanted = verdicts.Wanted(

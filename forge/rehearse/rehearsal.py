@@ -278,6 +278,6 @@ def _collect(run: RehearsedRun) -> None:
         )
     if not run.states:
         raise RehearsalFailed(
-            "exited with code 0, but no forge.Run finished in it, so that there are no checkpoints"
+            "exited with code 0, but no forge.Run in it finished, so there are no checkpoints"
             " and logged values to compare. Is `resilience.enabled` false?"
         )

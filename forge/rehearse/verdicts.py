@@ -103,8 +103,8 @@ class RehearsalVerdict:
         if wanted.steps:
             passes = max(wanted.steps // 3, 1)
             yield (
-                f"Limits: at most {wanted.steps} steps in each loop, and {passes} in each pass"
-                " through a loader (--steps 0: no limits)"
+                f"Limits: at most {wanted.steps} steps in each loop, and {passes} batches in each"
+                " pass through a loader (--steps 0: no limits)"
             )
         title = "signal at step → resumed at step"
         yield f"{'run':<15} {'seconds':>7} {'steps':>5}  {title:<33}  result"
@@ -167,6 +167,7 @@ class RehearsalVerdict:
             if number and not self._has_time(needed_s):
                 say(
                     f"--within leaves no time for more: {number} of {wanted.times} interrupted runs"
+                    " were done"
                 )
                 break
             self._num_run += 1

@@ -209,7 +209,7 @@ def test_show_of_a_damaged_checkpoint_says_so_and_what_a_resume_takes(store):
     (path / TENSORS).write_bytes((path / TENSORS).read_bytes()[:-1])
     code, shown, error = forge_command("show", path)
     assert (code, error) == (74, "")
-    assert "state       DAMAGED: no job can resume from it" in shown
+    assert "state       DAMAGED: no job can resume from this checkpoint" in shown
     assert TENSORS in shown
     assert "newest intact checkpoint" in shown
 

@@ -149,7 +149,7 @@ def test_a_script_that_fails_uninterrupted_shows_its_last_lines(rehearsed):
 def test_a_script_without_a_run_is_an_error(rehearsed):
     """Otherwise two runs without any state would be called identical."""
     assert rehearsed.run("print('done')") == NO_VERDICT
-    assert "no forge.Run finished in it" in rehearsed.output
+    assert "no forge.Run in it finished" in rehearsed.output
 
 
 def test_a_script_that_hangs_is_ended_with_all_it_started(rehearsed):

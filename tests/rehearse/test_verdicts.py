@@ -61,7 +61,7 @@ def test_a_time_is_read_with_its_unit(text, seconds):
 @pytest.mark.parametrize(
     ("option", "text", "expected"),
     [
-        ("--signals", "STOP", "expected some of TERM, USR1, INT, HUP, KILL, with commas"),
+        ("--signals", "STOP", "expected one or more of TERM, USR1, INT, HUP, KILL, separated"),
         ("--within", "soon", "expected a time like 90s, 20m or 1h"),
         ("--within", "0m", "expected a time like 90s, 20m or 1h"),
         ("--tolerance", "1", "expected at least 0, and less than 1"),

@@ -105,7 +105,7 @@ def read(directory: Path) -> Manifest:
                 raise DamagedCheckpoint(f"{NAME} has more than {MAX_BYTES} bytes")
             raw = file.read(MAX_BYTES)
     except FileNotFoundError:
-        raise DamagedCheckpoint(f"it has no {NAME}: the save did not finish") from None
+        raise DamagedCheckpoint(f"it has no {NAME}, so the save did not finish") from None
     except OSError as error:
         raise DamagedCheckpoint(f"{NAME} cannot be read: {error.strerror}") from error
     try:
@@ -117,8 +117,8 @@ def read(directory: Path) -> Manifest:
             raise NewerFormat(
                 f"{directory} has format {content['format']}, but forge {__version__} only reads"
                 f" formats up to {FORMAT}. Nothing was changed. Install the version of forge that"
-                " wrote it (or a newer one), or move that checkpoint away to resume from an older"
-                " one."
+                " wrote the checkpoint, or a newer version; or move the checkpoint away, to resume"
+                " from an older checkpoint."
             )
         if content["format"] != FORMAT:
             raise DamagedCheckpoint(

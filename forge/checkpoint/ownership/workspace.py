@@ -39,8 +39,8 @@ class Workspace:
             if path.name.startswith(_WORK) and path != self._path:
                 if self._fence.is_older_than(path.name.removeprefix(_WORK)):
                     raise DirectoryInUse(
-                        f"a newer attempt of this job has taken over {self._directory} ({path}"
-                        " shows it), so this attempt ends"
+                        f"a newer attempt of this job has taken over {self._directory} (see"
+                        f" {path}), so this attempt ends"
                     )
                 if path.is_symlink():  # forge makes no links here, and would write elsewhere
                     self._remover.delete_now(path)

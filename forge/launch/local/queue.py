@@ -134,7 +134,7 @@ class Queue:
         environment[TOKEN] = plan.read_earlier(job.directory).token
         if not environment[TOKEN]:
             path = forge_dir(job.directory) / PLAN
-            what = "the file that describes the job is missing, run the sweep's command again"
+            what = "the file that describes the job is missing; run the sweep's command again"
             raise FileNotFoundError(errno.ENOENT, what, str(path))
         flags = ["--parent", str(os.getpid())] + ["--continue"] * is_continued
         output = open_file(job.directory / OUTPUT, os.O_WRONLY | os.O_APPEND | os.O_CREAT)

@@ -139,9 +139,9 @@ class PushedLoop:
             )
         elif one.has_left:
             problem = (
-                f"the loop has left a pass of the loader `{name}` before its last batch, so a resume"
-                f" could not tell whether to continue that pass. Call `{name}.end_pass()` after the"
-                " `break`."
+                f"the loop has left a pass of the loader `{name}` before its last batch, so a"
+                " resumed job could not tell whether to continue that pass. Call"
+                f" `{name}.end_pass()` after the `break`."
             )
         if problem:
             raise ConfigError([problem], "The training loop")
