@@ -3,8 +3,9 @@
     python tests/support/size.py COMMIT
 
 Prints a Markdown table: lines of `forge/` and of the tests (their proofs too, blank lines and
-comments included), keys of a policy (a mapping is one), and names that `forge` and
-`forge.resilience` export. It reads files, and imports nothing of either.
+comments included), keys of a policy (a mapping is one), names that `forge` and `forge.resilience`
+export, and what shows how closely the parts of forge are coupled. It imports forge, of both, in
+processes of their own, and only to see which modules `forge.Run` loads.
 """
 
 from __future__ import annotations
@@ -12,9 +13,14 @@ from __future__ import annotations
 import argparse
 import ast
 import io
+import os
 import subprocess
+import sys
 import tarfile
+import tempfile
+from collections import Counter
 from pathlib import Path
+from typing import TypeGuard
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = "forge/config/schema.py"
@@ -71,14 +77,95 @@ def num_exported(package: str) -> int:
     raise LookupError("no `__all__`")
 
 
+def parsed(files: dict[str, str], folder: str) -> dict[str, ast.Module]:
+    """The syntax tree of each file below a folder."""
+    return {n: ast.parse(text) for n, text in files.items() if n.startswith(f"{folder}/")}
+
+
+def num_loaded(files: dict[str, str]) -> tuple[int, int]:
+    """Modules of forge, and their lines, that a process has loaded after `forge.Run`."""
+    code = (
+        "import sys, forge; forge.Run; found = [getattr(one, '__file__', None) for name, one in"
+        " sys.modules.items() if name.partition('.')[0] == 'forge']; print(*filter(None, found))"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in files.items():
+            if name.startswith("forge/"):
+                path = Path(folder, name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text)
+        env = os.environ | {"PYTHONPATH": folder}
+        loaded = subprocess.check_output([sys.executable, "-c", code], cwd=folder, env=env)
+        names = [str(Path(one).relative_to(folder)) for one in loaded.decode().split()]
+    return len(names), sum(files[name].count("\n") for name in names)
+
+
+def num_large_constructors(trees: dict[str, ast.Module]) -> int:
+    """Constructors with more than six parameters besides `self`."""
+    functions = [one for tree in trees.values() for one in ast.walk(tree)]
+    inits = [f for f in functions if isinstance(f, ast.FunctionDef) and f.name == "__init__"]
+    return sum(len([*f.args.args, *f.args.kwonlyargs]) > 7 for f in inits)
+
+
+def num_outside(trees: dict[str, ast.Module]) -> int:
+    """Places that assign an attribute of an object that another object holds: `self.a.b = …`."""
+    targets = [
+        target
+        for tree in trees.values()
+        for one in ast.walk(tree)
+        if isinstance(one, ast.Assign)
+        for target in one.targets
+    ]
+    return sum(isinstance(one, ast.Attribute) and _is_held(one.value) for one in targets)
+
+
+def _is_held(one: ast.expr) -> bool:
+    return isinstance(one, ast.Attribute) and ast.unparse(one.value) == "self"
+
+
+def num_repeated(trees: dict[str, ast.Module]) -> int:
+    """Names of public classes that several modules define."""
+    names = [one.name for tree in trees.values() for one in tree.body if _is_public(one)]
+    return sum(count > 1 for count in Counter(names).values())
+
+
+def _is_public(one: ast.stmt) -> TypeGuard[ast.ClassDef]:
+    return isinstance(one, ast.ClassDef) and not one.name.startswith("_")
+
+
+def num_private(trees: dict[str, ast.Module]) -> int:
+    """Private names of other objects and modules that tests use, each once a file."""
+    return sum(
+        len(
+            {
+                one.attr
+                for one in ast.walk(tree)
+                if isinstance(one, ast.Attribute)
+                and one.attr.startswith("_")
+                and not one.attr.startswith("__")
+                and ast.unparse(one.value) not in ("self", "cls")
+            }
+        )
+        for tree in trees.values()
+    )
+
+
 def sizes(files: dict[str, str]) -> dict[str, int]:
     """What is counted -> how much of it there is."""
+    own, tests = parsed(files, "forge"), parsed(files, "tests")
+    modules, lines = num_loaded(files)
     return {
         "lines of forge/": num_lines(files, "forge"),
         "lines of tests/": num_lines(files, "tests"),
         "keys of a policy": num_keys(files[SCHEMA]),
         "names of forge": num_exported(files["forge/__init__.py"]),
         "names of forge.resilience": num_exported(files["forge/resilience/__init__.py"]),
+        "modules that forge.Run loads": modules,
+        "their lines": lines,
+        "constructors with more than 6 parameters": num_large_constructors(own),
+        "attributes assigned through another object": num_outside(own),
+        "class names in several modules": num_repeated(own),
+        "private names that tests use": num_private(tests),
     }
 
 
