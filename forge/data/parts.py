@@ -21,7 +21,7 @@ _COUNTERS = "counters"
 LOADER = "loader"
 
 
-class Parts:
+class LoaderParts:
     """The parts of one loader.
 
     Args:

@@ -23,7 +23,7 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from forge.data import loaders, properties, seeding, sharing
-from forge.data.parts import LOADER, Parts
+from forge.data.parts import LOADER, LoaderParts
 from forge.data.proof import Kind, Proof
 from forge.data.properties import Properties
 from forge.data.sharing import Sharing
@@ -53,7 +53,7 @@ class Position:
         self._was_read = False
         """Whether that pass used the same loader, so that this one can continue it."""
         self._proof = Proof(loader)
-        self._parts = Parts(loader)
+        self._parts = LoaderParts(loader)
         self._rank, self._num_ranks = collectives.place()
         self._properties = self._properties_now()
         """The loader's state at the start of this epoch."""

@@ -34,7 +34,7 @@ from forge.launch.slurm import preview, slurm_options
 from forge.launch.slurm.cluster import Cluster
 from forge.launch.slurm.sbatch import Batch, OptionGroup, batches, log_folder
 from forge.launch.slurm.slurm_options import SlurmOptions
-from forge.launch.slurm.slurm_wait import SubmittedJob, Watcher, numbers
+from forge.launch.slurm.slurm_wait import QueueWatcher, SubmittedJob, numbers
 from forge.launch.slurm.submitted import Submitted, submissions
 from forge.launch.sweep import SweepDir
 from forge.slurm import bundle, client
@@ -104,7 +104,7 @@ def launch(request: Request) -> list[JobReturn]:
             for one in observed:
                 one.script = submitted.scripts.get(one.number, "")
             resubmit = functools.partial(_resubmit, jobs, options, shared, submitted, cluster)
-            stopped_by = Watcher(observed, options.progress, resubmit).run()
+            stopped_by = QueueWatcher(observed, options.progress, resubmit).run()
         finally:
             sweep.close()
     if stopped_by is not None:

@@ -114,7 +114,7 @@ def numbers(content: dict[str, Any]) -> list[str]:
     return [number for number in found if number]
 
 
-class Watcher:
+class QueueWatcher:
     """Waits until every job has ended; a signal ends the waiting, not the jobs."""
 
     def __init__(
