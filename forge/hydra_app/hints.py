@@ -142,16 +142,20 @@ def hints_for(keys: Iterable[str]) -> list[str]:
 def _has_preset() -> bool:
     """Whether the command, or a config in Hydra's search path, names a `resilience` preset.
 
-    Entries of `hydra.searchpath` count if they are URLs, and contain no interpolation.
+    Entries of `hydra.searchpath` count if they contain no interpolation.
     """
     if any(word.lstrip("+").startswith("resilience=") for word in _arguments):
         return True
     texts = _configs(entry for entries in _search_path for entry in entries())
-    more = [url for text in (*texts, *_arguments) for url in _URL.findall(text)]
+    lists = [one for text in (*texts, *_arguments) for one in _SEARCH_PATH.findall(text)]
+    more = [entry for one in lists for entry in _ENTRY.findall(one)]
     return any("resilience" in text for text in (*texts, *_configs(more)))
 
 
-_URL = re.compile(r"(?:file|pkg)://[^\s,'\"\]]+")
+_SEARCH_PATH = re.compile(r"searchpath\s*[:=]\s*(\[[^]]*\]|(?:\s*-[^\n]*)+)")
+"""The list in an override or in YAML, in brackets or with one entry a line."""
+_ENTRY = re.compile(r"[^\s,'\"\[\]-][^\s,'\"\[\]]*")
+"""A URL, or the path of a directory."""
 
 
 def _configs(entries: Iterable[str]) -> list[str]:

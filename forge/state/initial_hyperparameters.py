@@ -90,8 +90,8 @@ class InitialHyperparameters:
             is_repeated = any(s in since and _steps_alone(self._objects[s]) for s in schedules)
             if is_driven and schedules and not is_repeated:
                 return (
-                    f"`{schedules[0]}` has already changed this value, and forge cannot compute"
-                    f" what it would be now with the new initial value. {_SET_BACK}"
+                    f"`{schedules[0]}` has already changed this value, and forge cannot compute the"
+                    f" present value from the new initial value. {_SET_BACK}"
                 )
         elif isinstance(one, LRScheduler):
             if not _steps_alone(one):

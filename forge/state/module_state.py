@@ -54,9 +54,9 @@ def check_loadable(name: str, state: Mapping[str, Any]) -> None:
             sizes = zip(leaf.shape, leaf.stride(), strict=True)
             if any(size > 1 and stride == 0 for size, stride in sizes):
                 raise CheckpointError(
-                    f"{name}.{key}: an expanded tensor of shape {list(leaf.shape)}, whose elements"
-                    " share memory: a resume could not load it, since torch cannot copy into such a"
-                    " tensor. Expand it at each use, or register its .clone(); a buffer that"
+                    f"{name}.{key} is an expanded tensor of shape {list(leaf.shape)}: its elements"
+                    " share memory, and torch cannot copy a saved value into it, so a resume would"
+                    " fail. Expand the tensor at each use, or register its .clone(); a buffer that"
                     " the script always rebuilds can have persistent=False."
                 )
 

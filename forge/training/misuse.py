@@ -332,8 +332,8 @@ def _keyword_problem(name: str, one: Any) -> str | None:
         )
     if isinstance(one, torch.utils.data.DataLoader):  # with a state, it would be restored twice
         return (
-            f"found {shown(one)}, whose place in the data is saved by the loop. Leave it out here,"
-            f" and write {_LOOPS['steps']}"
+            f"found {shown(one)}. The loop saves the position in its data: leave the loader out"
+            f" here, and write {_LOOPS['steps']}"
         )
     if isinstance(one, str | bytes | int | float | bool):
         key = _policy_key(name)

@@ -90,7 +90,7 @@ class OptimizerSteps:
             self._is_unguarded = True
             messages.warn(
                 f"Step {self._loops.step}: an optimizer steps, but this step called neither"
-                " run.update nor run.should_step: the NaN policy"
+                " run.update nor run.should_step, so the NaN policy"
                 f" (`resilience.nan.action={self._action.value}`) is not applied. Write"
                 " `run.update(loss, optimizer)`, or step only if `run.should_step(loss)` is true"
             )

@@ -39,8 +39,8 @@ class Rollback:
         call = self._loops.number
         if found is None or len(found.state["positions"]) != call + 1:
             text = (
-                f"step {first_bad} is bad, but there is no good checkpoint of this loop at step"
-                f" {at_most} or before it to roll back to"
+                f"Step {first_bad} is bad, but there is no good checkpoint of this loop up to step"
+                f" {at_most}, to which a rollback could go"
             )
             self._shutdown.halt(Halt(text))
         nan, bad_step = self._nan.state_dict(), self._loops.step
@@ -79,4 +79,4 @@ class Rollback:
         self._saver.wait()
         self._directory.ledger.write("rollback", step=step, first_bad=first_bad, from_step=bad_step)
         again = ", whose batches are read again" if self._config.skip_data else ""
-        self._shutdown.restart(f"rollback to step {step}, by a new start{again}")
+        self._shutdown.restart(f"rollback to step {step}, in a new attempt{again}")

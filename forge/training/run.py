@@ -57,7 +57,7 @@ class Run:
 
     Args:
         policy: `cfg.resilience`, a mapping, a `forge.Policy`, or None for the defaults.
-        unnamed: Objects without a name, which are an error: write `forge.Run(policy, model=model)`.
+        unnamed: An error: each object needs a name, as in `forge.Run(policy, model=model)`.
         name: Tells apart several Runs of one script (folds, seeds, stages). The checkpoints are
             in `<checkpoint.dir>/<name>`.
         config: The settings that identify the job: an argparse.Namespace, a dataclass, or a
@@ -445,7 +445,7 @@ class Run:
         """Record metrics of the current step in the job's ledger, without waiting for the GPU.
 
         Args:
-            unnamed: Values without a name, which are an error: write `run.log(loss=loss)`.
+            unnamed: An error: each value needs a name, as in `run.log(loss=loss)`.
             values: Numbers or one-element tensors, by name.
         Raises:
             ForgeError: If a value has no name, or is too large for a float.

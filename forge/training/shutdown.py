@@ -93,7 +93,7 @@ class Shutdown:
             self._leave(halt.code, halt.text, "error", logging.ERROR, halt.reason)
         self._directory.metrics.flush()
         self._directory.saver.finish()
-        text = f"halted by the NaN policy: {halt.text}; {self._directory.in_place()}"
+        text = f"halted by the NaN policy. {halt.text}; {self._directory.in_place()}"
         self._leave(halt.code, text, "halt", logging.ERROR)
 
     def restart(self, text: str) -> NoReturn:

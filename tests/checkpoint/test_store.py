@@ -193,9 +193,7 @@ def test_bytes_that_are_no_tensor_file_are_damage_even_unverified(open_store, co
             assert torch.equal(found.pop("weights"), state_of(1)["weights"])
             assert found == {"step": 1, "names": ["a", "b"]}
     misnamed = "a value tagged '!tensor' cannot be read: KeyError('weights')"
-    assert {text for text in told if not text.startswith(f"{TENSORS}: is not a valid")} == {
-        misnamed
-    }
+    assert {text for text in told if not text.startswith(f"{TENSORS} is not a valid")} == {misnamed}
     assert 280 < len(told) < 300
 
 

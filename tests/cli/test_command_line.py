@@ -245,14 +245,20 @@ def test_no_hint_about_presets_if_the_command_adds_one(directories, monkeypatch)
 
 
 @pytest.mark.parametrize("is_typed", [True, False])
-def test_presets_in_a_directory_of_hydras_searchpath_count(is_typed, directories, monkeypatch):
+@pytest.mark.parametrize("place", ["file://{}/more", "{}/more", "more"])
+def test_presets_in_a_directory_of_hydras_searchpath_count(
+    place, is_typed, directories, monkeypatch
+):
+    """Hydra takes a bare path for a directory, relative to the current one."""
     (directories / "more" / "train.yaml").write_text("defaults: [resilience: default, _self_]\n")
-    place = f"hydra.searchpath=[file://{directories}/more]"
+    monkeypatch.chdir(directories)
+    place = place.format(directories)
     if not is_typed:
         (directories / "conf" / "train.yaml").write_text(
-            f"hydra:\n  searchpath:\n    - file://{directories}/more\n"
+            f"hydra:\n  searchpath:\n    - pkg://none\n    - {place}\nlr: 1\n"
         )
-    assert arm(monkeypatch, *[place] * is_typed, entries=[f"{directories}/conf"]) == []
+    typed = [f"hydra.searchpath=[pkg://none,{place}]"] * is_typed
+    assert arm(monkeypatch, *typed, entries=[f"{directories}/conf"]) == []
 
 
 def test_presets_in_a_package_of_configs_count(directories, monkeypatch):

@@ -167,7 +167,7 @@ def run_whole(name, text, *overrides):
 
 def run_with_a_nan(names):
     output = run_whole("nans.py", whole_script("nans.py"), "resilience.nan.action=skip")
-    assert "Step 120: NaN or Inf: the loss is nan; this update is skipped" in output
+    assert "NaN or Inf in step 120: the loss is nan; this update is skipped" in output
     (printed,) = re.findall(r"300 steps, bias \S+", output)
     assert printed in (readme.DOCS / "how-to/handle-nans.md").read_text()
 

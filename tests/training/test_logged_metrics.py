@@ -128,7 +128,7 @@ def test_a_pin_that_cannot_be_written_is_told(trainer, tmp_path, caplog):
             (tmp_path / "away").rename(directory)
 
     trainer("job", hurt)
-    assert "Could not mark the checkpoint of step 2 as one to keep: [Errno 2]" in caplog.text
+    assert "Could not pin the checkpoint of step 2: [Errno 2]" in caplog.text
     assert (directory / "step_20").is_dir()
 
 

@@ -171,11 +171,11 @@ RUNS = {
     ),
     "loader": (
         lambda job: forge.Run(job.policy, loader=LOADER),
-        "found a DataLoader, whose place in the data is saved by the loop",
+        "found a DataLoader. The loop saves the position in its data",
     ),
     "loader with a state": (  # restored twice, a pass of run.batches ended too early after a resume
         lambda job: forge.Run(job.policy, loader=StatefulDataLoader([torch.ones(2)] * 4)),
-        "found a StatefulDataLoader, whose place in the data is saved by the loop",
+        "found a StatefulDataLoader. The loop saves the position in its data",
     ),
     "class": (
         lambda job: forge.Run(job.policy, model=torch.nn.Linear),

@@ -121,7 +121,7 @@ def test_another_number_of_ranks_resumes_with_the_weights_of_all(size, undisturb
         assert_same_bits(weights, undisturbed.weights[0])
     found = [event for a in job.history.attempts for event in a.events]
     assert [(e["before"], e["now"]) for e in found if e["kind"] == "resized"] == [(SIZE, size)]
-    text = f"step_{STEPS} was saved by {SIZE} ranks and is resumed by {size}: from here on sums"
+    text = f"step_{STEPS} was saved by {SIZE} ranks and is resumed by {size}: from now on sums"
     assert text in job.output
     assert " live.states.model.module.norm.running_mean, " in job.output
 

@@ -72,7 +72,7 @@ class LoopLengths:
         found = self._given(
             "the end of a pass",
             taken,
-            f"The loader of this rank has ended after {taken} batches; those of the other ranks"
+            f"The loader of this rank has ended after {taken} batches; the loaders of the others"
             f" seem to have more. {_REMEDY}",
         )
         if len(set(found)) > 1:

@@ -152,7 +152,7 @@ class NanPolicy:
         self._judged = step
         if not is_bad:
             return True, ""
-        what = f"Step {step}: NaN or Inf: {problem}"
+        what = f"NaN or Inf in step {step}: {problem}"
         count = self._bad_steps.state.consecutive_nans
         plural = "s" * (count > 1)
         streak = f"{count} bad step{plural} in a row, limit {self._config.max_consecutive}"

@@ -181,8 +181,9 @@ class Updater:
             if isinstance(one, torch.optim.lr_scheduler.ReduceLROnPlateau):
                 raise ForgeError(
                     "run.update(schedule=…): ReduceLROnPlateau steps on a metric, not on every"
-                    " update. Leave it out here, call schedule.step(metric) where the metric is"
-                    " known, and give it to forge.Run(policy, …, schedule=schedule)."
+                    " update. Leave the schedule out here, call schedule.step(metric) when the"
+                    " metric is known, and give the schedule to forge.Run(policy, …,"
+                    " schedule=schedule)."
                 )
         for one in optimizers:
             if isinstance(one, torch.optim.LBFGS):

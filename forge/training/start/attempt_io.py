@@ -205,7 +205,7 @@ class AttemptIO:
         try:
             self.store.pin(step)
         except OSError as error:
-            messages.warn(f"Could not mark the checkpoint of step {step} as one to keep: {error}")
+            messages.warn(f"Could not pin the checkpoint of step {step}: {error}")
 
     def in_place(self) -> str:
         """Names the checkpoint that a later start would resume from."""
@@ -227,7 +227,7 @@ class AttemptIO:
         at = " at" if kind == "stop" else ". The run ended at"
         text = f"{text.removesuffix('.')}{at} step {step}, exit code {int(code)}."
         if not self._is_judged:
-            text += self._how_to_resume()
+            text += self._how_to_resume(names_none=kind != "halt")  # a halt names it already
         if self._is_first or level >= logging.ERROR:
             messages.say(text, level)
 
@@ -251,15 +251,20 @@ class AttemptIO:
             text += self._how_to_resume()
         messages.say(text, logging.ERROR)
 
-    def _how_to_resume(self) -> str:
-        """The end of a message about a stop: the command, if there is a checkpoint."""
+    def _how_to_resume(self, *, names_none: bool = True) -> str:
+        """The end of a message about a stop: the command, if there is a checkpoint.
+
+        Args:
+            names_none: Whether to say that there is no checkpoint.
+        """
         try:
             has_checkpoint = self.saver.is_pending or bool(step_dirs(self.checkpoint_dir))
         except OSError:  # a disk that is unreachable now can be back for the resume
             has_checkpoint = True
         if has_checkpoint:
             return f" To resume:\n  {self.command}"
-        return " There is no checkpoint yet: the same command starts at step 0."
+        why = "There is no checkpoint yet: the" if names_none else "The"
+        return f" {why} same command starts at step 0."
 
     def _judge(self, reason: Reason, text: str, step: int, code: int) -> None:
         place = str(self.checkpoint_dir)

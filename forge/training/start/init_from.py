@@ -95,7 +95,7 @@ def _read_checkpoint(path: Path, config: CheckpointConfig, live: StateRegistry) 
     checkpoint = inspection.load(path, verify=config.verify.name)
     saved = checkpoint.state.get("live")
     if not isinstance(saved, Mapping):
-        raise CheckpointError(f"{checkpoint.path}: was not saved by forge.Run")
+        raise CheckpointError(f"{checkpoint.path} was not saved by forge.Run")
     states, kinds = saved["states"], saved["kinds"]
     found = _by_name(states, live, f"checkpoint {checkpoint.path.name}")
     if not found.states:
@@ -111,18 +111,18 @@ def _read_file(path: Path, *, is_trusted: bool) -> Any:
         return torch.load(path, map_location="cpu", weights_only=not is_trusted)
     except pickle.UnpicklingError as error:
         if is_trusted:
-            raise CheckpointError(f"{path}: is not a torch.save file: {error}") from error
+            raise CheckpointError(f"{path} is not a torch.save file: {error}") from error
         reason = (
             str(error).strip().splitlines()[-1].strip() if "global" in str(error).lower() else ""
         )
         raise CheckpointError(
-            f"{path}: contains more than tensors and plain values, or is not a torch.save file"
+            f"{path} contains more than tensors and plain values, or is not a torch.save file"
             f" ({reason or str(error).splitlines()[0]}). Loading such a file can execute code in"
             " it. If you trust the file's author, set `resilience.checkpoint.init_trust_pickle` to"
             " true; else save only the state_dict."
         ) from error
     except Exception as error:  # a pickle can raise any exception
-        raise CheckpointError(f"{path}: cannot be read by torch.load: {error}") from error
+        raise CheckpointError(f"torch.load cannot read {path}: {error}") from error
 
 
 def _assign(content: Any, live: StateRegistry) -> _Found:
@@ -161,7 +161,7 @@ def _the_module(live: StateRegistry) -> tuple[str, torch.nn.Module]:
         names = ", ".join(name for name, _ in modules) or "none"
         raise StateMismatch(
             "a state_dict needs exactly one module to go to, but forge.Run was given"
-            f" {len(modules)} ({names}). Save a dict whose keys are these names."
+            f" {len(modules)} ({names}). Save a dict with these names as its keys."
         )
     return modules[0]
 

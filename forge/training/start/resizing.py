@@ -36,9 +36,10 @@ def described(found: Checkpoint, now: int) -> str:
     """A sentence that explains the consequences."""
     before = found.manifest.world_size
     names = found.differing("live.", "run.state.")
-    only = f" {messages.truncate_list(names, _SHOWN)} differed between ranks: rank 0's is used."
+    listed = messages.truncate_list(names, _SHOWN)
+    only = f" {listed} differed between ranks: the value of rank 0 is used."
     return (
-        f"{found.path.name} was saved by {before} ranks and is resumed by {now}: from here on sums"
+        f"{found.path.name} was saved by {before} ranks and is resumed by {now}: from now on sums"
         f" are computed in another order, so the last bits differ from those of a run with"
         f" {before} ranks throughout.{only if names else ''}"
     )

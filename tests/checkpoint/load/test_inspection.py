@@ -122,7 +122,7 @@ def test_a_newest_that_is_damaged_is_passed_over_and_told(trained, caplog):
         (lambda p: flip(p / TENSORS), rf"step_2: {TENSORS}: expected CRC-32 \w+.*, found"),
         (lambda p: os.truncate(p / STATE, 5), rf"{STATE}: expected \d+ bytes, found 5"),
         (lambda p: (p / TENSORS).unlink(), rf"{TENSORS} is missing: No such file"),
-        (lambda p: (p / "manifest.json").unlink(), "no manifest.json: the save did not finish"),
+        (lambda p: (p / "manifest.json").unlink(), "no manifest.json, so the save did not finish"),
     ],
 )
 def test_damage_is_an_error_that_names_the_file(harm, complaint, trained):

@@ -102,7 +102,7 @@ def test_a_rollback_is_done_by_the_next_start(tmp_path, make_job):
     assert starts(job) == [[0, 0, False, False], [24, 2, True, False]]
     (rolled,) = [e for a in job.history.attempts for e in a.events if e["kind"] == "rollback"]
     assert (rolled["step"], rolled["first_bad"]) == (24, 25)
-    assert "rollback to step 24, by a new start" in job.output
+    assert "rollback to step 24, in a new attempt" in job.output
 
 
 def test_signals_that_a_trainer_has_taken_are_taken_back(tmp_path, make_job, undisturbed):

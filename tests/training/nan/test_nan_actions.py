@@ -41,8 +41,8 @@ def test_a_job_that_warns_goes_on_with_the_update(tmp_path):
     """A user wants to see the effect of a NaN; a line for each step would fill the disk."""
     job = nan_job(tmp_path, "warn", 5)
     assert job.run() == 0
-    assert "Step 5: NaN or Inf: the loss is nan; the update was applied" in job.output
-    told = re.findall(r"Step (\d+): NaN or Inf: .*; bad steps so far: (\d+)\n", job.output)
+    assert "NaN or Inf in step 5: the loss is nan; the update was applied" in job.output
+    told = re.findall(r"NaN or Inf in step (\d+): .*; bad steps so far: (\d+)\n", job.output)
     assert told == [("5", "1"), ("6", "2"), ("8", "4"), ("12", "8")]
     assert not is_finite(job)
 
@@ -50,10 +50,10 @@ def test_a_job_that_warns_goes_on_with_the_update(tmp_path):
 def test_a_job_that_skips_finishes_with_finite_weights(tmp_path):
     job = nan_job(tmp_path, "skip", 5, 6, 9)
     assert job.run() == 0
-    told = "NaN or Inf: the loss is nan; this update is skipped"
-    assert f"Step 5: {told} (1 bad step in a row, limit 5)" in job.output
-    assert f"Step 6: {told} (2 bad steps in a row, limit 5)" in job.output
-    assert f"Step 9: {told} (1 bad step in a row, limit 5)" in job.output
+    told = "the loss is nan; this update is skipped"
+    assert f"NaN or Inf in step 5: {told} (1 bad step in a row, limit 5)" in job.output
+    assert f"NaN or Inf in step 6: {told} (2 bad steps in a row, limit 5)" in job.output
+    assert f"NaN or Inf in step 9: {told} (1 bad step in a row, limit 5)" in job.output
     assert is_finite(job)
 
 
@@ -62,12 +62,12 @@ def test_a_job_that_halts_ends_with_65_and_its_last_good_checkpoint(tmp_path, ac
     """Exit code 65 shows the launcher that a restart would not help."""
     job = nan_job(tmp_path, action, 5)
     assert job.run() == 65
-    assert "halted by the NaN policy: Step 5: NaN or Inf: the loss is nan" in job.output
+    assert "halted by the NaN policy. NaN or Inf in step 5: the loss is nan" in job.output
     assert (job.checkpoints / "latest").resolve().name == "step_4"
     verdict = json.loads((job.checkpoints / ".forge" / "verdict.json").read_text())
     assert verdict["exit_code"] == 65
     assert verdict["reason"] == "halted"
-    assert "Step 5" in verdict["text"]
+    assert "in step 5:" in verdict["text"]
     assert not (job.directory / "weights.pt").exists()
 
 
@@ -120,7 +120,7 @@ def test_a_streak_of_max_consecutive_halts_where_it_ends(tmp_path, form):
     """The data or the model is broken, so more skips would only waste the allocation."""
     outcome = train(tmp_path, action="skip", max_consecutive=3, bad=streak(6, 3), form=form)
     assert outcome.code == 65
-    assert "Step 8" in outcome.text
+    assert "in step 8:" in outcome.text
     assert "3 bad steps in a row, limit 3 (`resilience.nan.max_consecutive`)" in outcome.text
     assert outcome.steps == list(range(9))
     assert "step_8" in checkpoints(tmp_path)
@@ -205,7 +205,7 @@ def test_the_culprit_is_named(tmp_path, caplog, spoil, words, form):
     """Users first want to know which parameter went wrong."""
     outcome = train(tmp_path, action="skip", steps=6, bad=streak(3, 1), spoil=spoil, form=form)
     assert outcome.updated == [True] * 3 + [False] + [True] * 2
-    assert f"Step 3: NaN or Inf: {words}" in caplog.text
+    assert f"NaN or Inf in step 3: {words}" in caplog.text
     assert all(bool(t.isfinite().all()) for t in outcome.state["model"].values())
 
 
@@ -230,7 +230,7 @@ def test_without_check_gradients_only_the_loss_is_judged(tmp_path):
     )
     assert outcome.code == 65, "the step after has a NaN loss, from the weights that it brought"
     assert outcome.steps == [0, 1, 2, 3]
-    assert "Step 3" in outcome.text
+    assert "in step 3:" in outcome.text
 
 
 @pytest.mark.parametrize("form", ["update", "guard"])

@@ -140,7 +140,7 @@ def test_without_a_checkpoint_to_go_back_to_it_halts_and_says_so(tmp_path):
     nan = ROLLBACK | {"rollback": {"steps_back": 10}}
     outcome = train(tmp_path, bad=streak(9, 2), every_steps=4, **nan)
     assert outcome.code == 65
-    assert "step 9 is bad, but there is no good checkpoint" in outcome.text
+    assert "Step 9 is bad, but there is no good checkpoint" in outcome.text
     assert "step_8" in checkpoints(tmp_path)
 
 

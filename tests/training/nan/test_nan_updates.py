@@ -238,7 +238,7 @@ def test_a_step_with_two_updates_is_bad_if_one_of_them_is(tmp_path, bad_one):
     """A good discriminator must not hide a generator that is always NaN."""
     code, _, reason = two_optimizer_run(tmp_path, bad_one, {"nan": {"max_consecutive": 4}})
     assert code == 65
-    assert "Step 5" in reason
+    assert "in step 5:" in reason
     assert "4 bad steps in a row, limit 4" in reason
 
 
@@ -317,7 +317,7 @@ def test_a_step_of_an_optimizer_without_the_nan_policy_is_named_once(
                 optimizer.zero_grad()
     warned = caplog.text.count(
         "Step 0: an optimizer steps, but this step called neither run.update nor"
-        " run.should_step: the NaN policy (`resilience.nan.action=halt`) is not applied"
+        " run.should_step, so the NaN policy (`resilience.nan.action=halt`) is not applied"
     )
     assert warned == (how in ("own", "scaled"))
     assert caplog.text.count("an optimizer steps, but") == warned

@@ -219,7 +219,7 @@ def test_a_file_with_code_is_refused_by_the_key_that_would_allow_it(tmp_path, mo
 def test_what_torch_cannot_read_is_an_error_of_ours(content, is_trusted, tmp_path):
     """One error with the path, instead of the eight kinds of exception that torch.load raises."""
     (tmp_path / "source.pt").write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"source\.pt: "):
+    with pytest.raises(CheckpointError, match=r"source\.pt(: | contains more| is not a torch)"):
         init_from.load(
             config(tmp_path / "source.pt", init_trust_pickle=is_trusted), StateRegistry(objects(1))
         )
