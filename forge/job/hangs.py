@@ -26,7 +26,7 @@ from forge.errors import ExitCode, Reason
 from forge.filesystem.files import make_directory
 from forge.job import hang_files
 from forge.job.hang_files import HangQuery, HangReport, QueryPhase
-from forge.job.requeue import Outcome
+from forge.job.requeue import Ending
 from forge.jobdir.job_files import OUTPUT, forge_dir, suffix, write_atomically, write_json
 from forge.process.progress import Phase
 
@@ -138,13 +138,13 @@ class Hangs:
             with contextlib.suppress(OSError):  # the same disk
                 self._withdraw()
 
-    def explain(self, outcome: Outcome) -> Outcome:
-        """The outcome of an attempt, with the hang added if a hang ended it."""
+    def explain(self, ending: Ending) -> Ending:
+        """The end of an attempt, with the hang as its reason if a hang ended it."""
         hang = self._ended_for
-        if hang is None or outcome.is_finished or outcome.imposed_reason is not None:
-            return outcome
+        if hang is None or ending.is_finished or ending.is_imposed:
+            return ending
         code = int(ExitCode.FORCED)
-        return Outcome(code, reported_reason=Reason.hung, text=str(hang), hung_at=hang.culprit.step)
+        return Ending(Reason.hung, code, str(hang), hung_at=hang.culprit.step)
 
     def _look(self, live: set[int], failed: list[int]) -> None:
         query = self._query or self._begin_query(live)

@@ -12,13 +12,12 @@ import select
 import signal
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 from forge.errors import ExitCode, Reason
 from forge.filesystem.files import exit_on_error
 from forge.job.command import supervisor_of
-from forge.job.requeue import Counts, Outcome
+from forge.job.requeue import Counts, Ending
 from forge.job.wrapper import Job
 from forge.jobdir.job_files import (
     RANK,
@@ -57,18 +56,18 @@ class LocalJob(Job):
         if os.getppid() != self._parent:
             sys.exit(int(ExitCode.TERMINATED))  # we have started nothing yet
 
-    def _take_over(self) -> Outcome | None:
+    def _take_over(self) -> Ending | None:
         """End the processes of an earlier wrapper, and take over its requeue counts.
 
         Returns:
-            The outcome of the attempt in which that wrapper was killed; None at a first start.
+            The end of the attempt in which that wrapper was killed; None at a first start.
         """
         self._end_strays()
         state = read_json(self.forge / STATE)  # the launcher has removed those of earlier sweeps
         if state is not None and (state["state"] == "finished" or self._is_continued):
             self.counts = Counts(**state["counts"])
             is_finished = state["state"] == "finished" or self._has_finished()
-            return Outcome(ExitCode.FINISHED if is_finished else -signal.SIGKILL)
+            return Ending.of(ExitCode.FINISHED if is_finished else -signal.SIGKILL)
         self.counts.best_step = self._saved_step()
         return None
 
@@ -76,7 +75,7 @@ class LocalJob(Job):
         """Whether every rank of the last attempt has finished."""
         for rank in range(self.plan.tasks):
             report = read_json(self.forge / f"{REPORT}{suffix(rank)}")
-            if report is None or not self._as_said(report, rank).is_finished:
+            if report is None or not self._read_ending(report, rank).is_finished:
                 return False
         return True
 
@@ -161,37 +160,29 @@ class LocalJob(Job):
         stacks.show_all(processes.descendants(), self._reader)
         processes.kill_descendants()
 
-    def _outcome(self, status: int) -> Outcome:
-        """The outcome of the attempt."""
-        return self._of_all([self._of_rank(rank, pid) for rank, pid in enumerate(self._ranks)])
+    def _ending(self, status: int) -> Ending:
+        ending = self._of_all([self._of_rank(rank, pid) for rank, pid in enumerate(self._ranks)])
+        if ending.is_finished:
+            return ending  # it had ended before it was signalled
+        if self._asked is not None:
+            return ending.imposed(self._asked)
+        # Only ends that the limit explains: an error of the user's code now remains an error.
+        signalled = 128 + signal.Signals[f"SIG{self.plan.signal}"]
+        by_limit = (ExitCode.REQUEUE, ExitCode.FORCED, signalled)
+        is_limit = ending.is_imposed or ending.code < 0 or ending.code in by_limit
+        return ending.imposed(Reason.time_limit) if self._is_limit_near and is_limit else ending
 
-    def _of_rank(self, rank: int, supervisor: int) -> tuple[float, Outcome]:
-        """Time and outcome of a rank's end; without a report, from its supervisor's wait status."""
+    def _of_rank(self, rank: int, supervisor: int) -> tuple[float, Ending]:
+        """Time and end of a rank; without a report, from its supervisor's wait status."""
         report = read_json(self.forge / f"{REPORT}{suffix(rank)}")
         if report is None:
             code = os.waitstatus_to_exitcode(self._statuses[supervisor])
             at = self._ended[supervisor]
             if code < 0:
-                killed = Outcome(-9, is_supervisor_lost=True, is_command=self._is_command)
-                return at, replace(killed, imposed_reason=self._asked_for(killed))
-            known = code if code < 128 else 128 - code
-            report = {"code": known, "is_held": False, "time": at}
-        outcome = self._as_said(report, rank)
-        asked = self._asked_for(outcome)
-        return report["time"], replace(outcome, imposed_reason=asked, is_held=report["is_held"])
-
-    def _asked_for(self, outcome: Outcome) -> Reason | None:
-        code = outcome.code
-        if outcome.is_finished and outcome.is_command:
-            return None  # it had ended before it was signalled
-        if self._asked is not None:
-            return self._asked
-        if outcome.imposed_reason is not None:
-            return Reason.time_limit if self._is_limit_near else outcome.imposed_reason
-        # Only ends that the limit explains: an error of the user's code now remains an error.
-        signalled = 128 + signal.Signals[f"SIG{self.plan.signal}"]
-        is_limit = code < 0 or code in (ExitCode.REQUEUE, ExitCode.FORCED, signalled)
-        return Reason.time_limit if self._is_limit_near and is_limit else None
+                text = "its supervisor was killed"
+                return at, Ending.of(-9, text=text, is_command=self._is_command)
+            report = {"code": code if code < 128 else 128 - code, "is_held": False, "time": at}
+        return report["time"], self._read_ending(report, rank)
 
     # -- signals -------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Decides whether a job is started again, from the reason of its end and the policy's limits.
+"""Why an attempt ended, and whether the job is started again, within the policy's limits.
 
 Standard library only: this runs in the job's wrapper, outside containers and environments.
 """
@@ -14,44 +14,82 @@ from typing import Any
 from forge.errors import ExitCode, Reason
 from forge.jobdir.plan import ExecPlan, RequeueLimits
 
-_EXPLAINED = (
-    *(Reason.halted, Reason.unhealthy, Reason.io_error),
-    *(Reason.failed, Reason.code_changed, Reason.hung),
-)
-"""Reasons that a task reports and that its exit code does not show."""
+_EXPLAINED = (*(Reason.halted, Reason.unhealthy, Reason.io_error), *(Reason.failed, Reason.hung))
+"""Reasons for which the task's own text says more than the reason."""
+_DETAILED: dict[int, tuple[Reason, ...]] = {
+    ExitCode.REQUEUE: (Reason.time_limit,),
+    ExitCode.FORCED: (Reason.rank_lost, Reason.hung),
+    ExitCode.UNHEALTHY: (Reason.halted,),
+}
+"""Exit code -> the reasons that a task can report with it, which say more than the code."""
+_HELD = "stopping took longer than `shutdown.timeout_s`, and the task was killed"
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """The end of an attempt."""
+class Ending:
+    """The end of an attempt: why, and in which state the job is if it is not started again."""
 
+    reason: Reason
     code: int
     """The task's exit code, or -N if signal N killed it."""
-    imposed_reason: Reason | None = None
-    """The reason if the wrapper or Slurm ended the attempt; None if it ended by itself."""
+    text: str
+    """The reason for people, perhaps with details."""
+    is_imposed: bool = False
+    """Whether the wrapper, Slurm or a person ended the attempt; else it ended by itself."""
     is_held: bool = False
     """Whether the supervisor had to kill the task, which had not exited by its deadline."""
-    is_supervisor_lost: bool = False
-    """Whether the supervisor was killed, and the task with it."""
-    reported_reason: Reason | None = None
-    """The reason that the task itself reported; None if it reported nothing."""
-    text: str = ""
-    """The reason for people, perhaps with details."""
     is_command: bool = False
-    """Whether the task is a command without forge: only its exit codes 0 and 75 have a meaning."""
-    is_recovery: bool = False
-    """Whether a rule's recovery command ended here, before the job's own command could start."""
-    oom_kills: int = 0
-    """Processes that the kernel's OOM killer killed meanwhile, by the count of the job's cgroup."""
+    """Whether it was a command without forge: only its exit codes 0 and 75 have a meaning."""
     hung_at: int | None = None
     """Number of steps at the hang for which the wrapper ended the attempt."""
     rank: int = 0
     """The rank that ended the attempt: its output and its exception show the cause."""
 
     @classmethod
+    def of(
+        cls,
+        code: int,
+        reported: Reason | None = None,
+        text: str = "",
+        *,
+        is_held: bool = False,
+        oom_kills: int = 0,
+        is_command: bool = False,
+    ) -> Ending:
+        """The end of a task that ended by itself.
+
+        Args:
+            code: As the field.
+            reported: The reason that the task itself reported; None if it reported nothing.
+            text: The text that the task reported.
+            is_held: As the field.
+            oom_kills: Processes that the kernel's OOM killer killed meanwhile, by the count of the
+                job's cgroup. It does not show which processes they were.
+            is_command: As the field.
+        """
+        of_memory = ""
+        if oom_kills:
+            processes = "1 process" if oom_kills == 1 else f"{oom_kills} processes"
+            of_memory = f"; the kernel killed {processes} in its cgroup, since memory ran out"
+        if is_held and code != ExitCode.FINISHED:
+            reason, text = Reason.forced, _HELD
+        elif code < 0:
+            is_out_of_memory = code == -signal.SIGKILL and oom_kills > 0
+            reason = Reason.out_of_memory if is_out_of_memory else Reason.crashed
+            text = text or f"killed by {signal_name(-code)}{of_memory}"
+        else:
+            has_meaning = not is_command or code in (ExitCode.FINISHED, ExitCode.REQUEUE)
+            reason = Reason.of_code(code) if has_meaning else Reason.failed
+            if reported is not None and reported in _DETAILED.get(code, ()):
+                reason = reported
+            shown = f"exit code {code}{of_memory}" if reason is Reason.failed else reason.value
+            text = text if text and reason in _EXPLAINED else shown
+        return cls(reason, int(code), text, is_held=is_held, is_command=is_command)
+
+    @classmethod
     def of_command(
         cls, report: dict[str, Any], how: ExecPlan | None, actions: dict[str, str]
-    ) -> Outcome:
+    ) -> Ending:
         """The end of a command, from its supervisor's report.
 
         Args:
@@ -59,54 +97,44 @@ class Outcome:
             how: The plan of the command; None for a rule's recovery command.
             actions: Signal -> action, from the policy.
         """
-        code, stops = report["code"], report.get("stops", [])
-        asked = None
-        if stops and not (code == ExitCode.FINISHED and how is not None and how.is_zero_finished):
-            is_requeue = actions.get(stops[0]) == "requeue"
-            asked = Reason.requested if is_requeue else Reason.signalled
-        killed = report.get("oom_kills", 0)
-        return cls(code, asked, is_command=True, is_recovery=how is None, oom_kills=killed)
+        code, stops, killed = report["code"], report.get("stops", []), report.get("oom_kills", 0)
+        ending = cls.of(code, is_held=report["is_held"], oom_kills=killed, is_command=True)
+        if not stops or (ending.is_finished and how is not None and how.is_zero_finished):
+            return ending
+        is_requeue = actions.get(stops[0]) == "requeue"
+        return ending.imposed(Reason.requested if is_requeue else Reason.signalled)
+
+    def imposed(self, reason: Reason, text: str = "") -> Ending:
+        """The end of this attempt if something outside of the task has ended it.
+
+        A task that has finished stays finished. A command that was asked to stop does not, since
+        its exit code 0 can mean that it has saved.
+
+        Args:
+            reason: Why it was ended.
+            text: The reason for people; empty: that of `reason`.
+        """
+        is_asked = self.is_command and reason is not Reason.crashed
+        if self.is_finished and not is_asked:
+            return self
+        if self.is_held and self.code != ExitCode.FINISHED:
+            text = _HELD
+        elif is_asked:
+            ended = f"exit code {self.code}" if self.code >= 0 else signal_name(-self.code)
+            text = f"{reason.value} (the command ended with {ended})"
+        return replace(self, reason=reason, text=text or reason.value, is_imposed=True)
 
     @property
     def is_finished(self) -> bool:
         """Whether the task has finished its work."""
-        return self.code == ExitCode.FINISHED and not self.is_terminated
-
-    @property
-    def is_terminated(self) -> bool:
-        """Whether a command was asked to stop, whatever its exit code is."""
-        return self.is_command and self.imposed_reason not in (None, Reason.crashed)
-
-    @property
-    def reason(self) -> Reason:
-        """The reason of the end, from the most reliable source."""
-        if self.is_finished:
-            return Reason.finished
-        if self.imposed_reason is not None:
-            return self.imposed_reason
-        if self.is_held:
-            return Reason.forced
-        if self.code < 0:
-            is_out_of_memory = self.code == -signal.SIGKILL and self.oom_kills > 0
-            return Reason.out_of_memory if is_out_of_memory else Reason.crashed
-        if self.is_command:
-            return Reason.requested if self.code == ExitCode.REQUEUE else Reason.failed
-        if self.code == ExitCode.REQUEUE and self.reported_reason is Reason.time_limit:
-            return Reason.time_limit  # the task noticed the limit before us
-        if self.code == ExitCode.FORCED and self.reported_reason in (Reason.rank_lost, Reason.hung):
-            return self.reported_reason
-        if self.code == ExitCode.UNHEALTHY and self.reported_reason is Reason.halted:
-            return Reason.halted  # the policy's action for this check: no restart
-        by_code = Reason.of_code(self.code)
-        is_new_code = self.reported_reason is Reason.code_changed
-        return Reason.code_changed if by_code is Reason.failed and is_new_code else by_code
+        return self.reason is Reason.finished
 
     @property
     def state(self) -> str:
         """The state of the job in state.json if it is not started again."""
         if self.is_finished:
             return "finished"
-        if self.is_terminated:
+        if self.is_command and self.is_imposed and self.reason is not Reason.crashed:
             return "terminated"
         stops = (Reason.interrupted, Reason.cancelled, Reason.orphaned)
         return "stopped" if self.reason in stops else "failed"
@@ -114,9 +142,7 @@ class Outcome:
     @property
     def ended_as(self) -> str:
         """The state of the attempt: as `state`, unless a command asks to be run again."""
-        is_asking = (
-            self.is_command and self.imposed_reason is None and self.code == ExitCode.REQUEUE
-        )
+        is_asking = self.is_command and not self.is_imposed and self.reason is Reason.requested
         return "checkpointed" if is_asking else self.state
 
     @property
@@ -124,40 +150,6 @@ class Outcome:
         """The exit code of the job's own process: 0 only if the job has finished."""
         code = self.code if self.code >= 0 else 128 - self.code
         return code if code or self.is_finished else int(ExitCode.TERMINATED)
-
-    def __str__(self) -> str:
-        """The outcome in a few words, for messages."""
-        whose = "the rule's recovery command: " if self.is_recovery else ""
-        return whose + self._ending()
-
-    def _ending(self) -> str:
-        if self.is_held and not self.is_finished:
-            if self.reported_reason is not None and self.text:  # it had saved, or knew the cause
-                return f"{self.text}; it had not exited within `shutdown.timeout_s`, and was killed"
-            return "stopping took longer than `shutdown.timeout_s`, and the task was killed"
-        if self.imposed_reason is None and self.is_supervisor_lost:
-            return "its supervisor was killed"
-        if self.is_terminated:
-            return f"{self.reason.value} (the command ended with {self._shown_code()})"
-        if self.imposed_reason is None and self.code < 0:
-            return self.text or f"killed by {signal_name(-self.code)}{self._of_memory()}"
-        if self.imposed_reason is None and self.text and self.reason in _EXPLAINED:
-            return self.text
-        if self.imposed_reason in (Reason.crashed, Reason.preempted) and self.text:
-            return self.text
-        if self.reason is Reason.failed:
-            return f"exit code {self.code}{self._of_memory()}"
-        return str(self.reason.value)
-
-    def _shown_code(self) -> str:
-        return f"exit code {self.code}" if self.code >= 0 else signal_name(-self.code)
-
-    def _of_memory(self) -> str:
-        """The number of killed processes; the cgroup does not show which processes they were."""
-        if not self.oom_kills:
-            return ""
-        processes = "1 process" if self.oom_kills == 1 else f"{self.oom_kills} processes"
-        return f"; the kernel killed {processes} in its cgroup, since memory ran out"
 
 
 def signal_name(number: int) -> str:
@@ -239,8 +231,8 @@ _BRIEF_S, _BRIEF_PAUSE_S = 30.0, 1.0
 """Seconds; an attempt that asks to be run again sooner has found nothing to do."""
 
 
-def decide(
-    outcome: Outcome,
+def decide_restart(
+    ending: Ending,
     counts: Counts,
     limits: RequeueLimits,
     saved_step: int,
@@ -252,7 +244,7 @@ def decide(
     """Decide whether the job starts again, and update `counts`.
 
     Args:
-        outcome: The end of the attempt.
+        ending: The end of the attempt.
         counts: The restarts and failures so far.
         limits: The limits of the job's plan.
         saved_step: The number of saved steps, from `ledger.saved_steps`.
@@ -260,33 +252,33 @@ def decide(
         is_cut_short: Whether the attempt ended before its first boundary, or half its time.
         took_s: Duration of the attempt, in seconds.
     """
-    what = str(outcome)
-    is_unfair = is_cut_short and outcome.reason in BY_CLUSTER
+    what = ending.text
+    is_unfair = is_cut_short and ending.reason in BY_CLUSTER
     if saved_step > counts.best_step:
         counts.no_progress = counts.unfair = 0
     elif is_unfair:
         counts.unfair += 1
-    elif outcome.reason is not Reason.disk_full:  # on a full disk no attempt can save
+    elif ending.reason is not Reason.disk_full:  # on a full disk no attempt can save
         counts.no_progress += 1
     counts.best_step = max(counts.best_step, saved_step)
-    is_brief = outcome.reason is Reason.requested and not has_run and took_s < _BRIEF_S
+    is_brief = ending.reason is Reason.requested and not has_run and took_s < _BRIEF_S
     counts.brief = counts.brief + 1 if is_brief else 0
-    if outcome.reason in (Reason.finished, Reason.interrupted, Reason.cancelled, Reason.orphaned):
+    if ending.reason in (Reason.finished, Reason.interrupted, Reason.cancelled, Reason.orphaned):
         return Decision(starts_again=False, because=what)
     budgets = _BUDGETS | (_ELSEWHERE if limits.has_other_nodes else {})
-    counter, limit, key = budgets.get(outcome.reason, ("", "", ""))
+    counter, limit, key = budgets.get(ending.reason, ("", "", ""))
     is_ruled = not counter and counts.recovery is None  # rules apply to the job's own command
-    rule = _rule_for(outcome, limits) if is_ruled else None
+    rule = _rule_for(ending, limits) if is_ruled else None
     if not counter and rule is None:
         return Decision(starts_again=False, because=what)
-    if limits.is_up_to_site and outcome.reason in (Reason.preempted, Reason.node_failed):
+    if limits.is_up_to_site and ending.reason in (Reason.preempted, Reason.node_failed):
         counts.restarts += 1  # Slurm requeues it, and no one else counts that
         return Decision(starts_again=True, because=what)
     if not limits.enabled:
         return Decision(starts_again=False, because=f"{what}; {limits.why_not}")
-    if outcome.reason is Reason.hung and limits.is_hang_final:
+    if ending.reason is Reason.hung and limits.is_hang_final:
         return Decision(starts_again=False, because=f"{what}; `resilience.hang.action=halt`")
-    given_up = _same_hang(outcome, counts)
+    given_up = _same_hang(ending, counts)
     given_up = given_up or (_without_progress(counts, limits) if has_run else "")
     if given_up:
         return Decision(starts_again=False, because=f"{what}; given up: {given_up}")
@@ -298,7 +290,7 @@ def decide(
             return Decision(starts_again=False, because=f"{what}; given up: `{key}={most}`")
         counts.by_rule[str(rule)] = used + 1
         if limits.rules[rule].recover:
-            counts.recovery = {"rule": rule, "code": outcome.code}
+            counts.recovery = {"rule": rule, "code": ending.code}
     else:
         used, most = getattr(counts, counter), getattr(limits, limit)
         if most is not None and used >= most:
@@ -309,7 +301,7 @@ def decide(
     counts.restarts += 1
     # The first time can be chance. After that, pause: the cluster ends every attempt early.
     pauses, first_s = counts.unfair - 1 if is_unfair else 0, _PAUSE_S
-    if outcome.reason is Reason.disk_full:
+    if ending.reason is Reason.disk_full:
         pauses = counts.failures
     elif is_brief:
         pauses, first_s = counts.brief - 1, _BRIEF_PAUSE_S
@@ -327,15 +319,15 @@ def spread(decision: Decision, job: str, restarts: int) -> Decision:
     return replace(decision, pause_s=decision.pause_s * longer)
 
 
-def _same_hang(outcome: Outcome, counts: Counts) -> str:
+def _same_hang(ending: Ending, counts: Counts) -> str:
     """The reason why a repeated hang ends the job, else empty. Updates `counts`."""
-    if outcome.hung_at is None:
+    if ending.hung_at is None:
         return ""
     # The section is not compared: next time, another of the waiting ranks can be the culprit.
-    before, counts.last_hang = counts.last_hang, [outcome.hung_at, counts.best_step]
+    before, counts.last_hang = counts.last_hang, [ending.hung_at, counts.best_step]
     if before != counts.last_hang:
         return ""
-    return f"it hung at step {outcome.hung_at} twice, and saved nothing new in between"
+    return f"it hung at step {ending.hung_at} twice, and saved nothing new in between"
 
 
 def _without_progress(counts: Counts, limits: RequeueLimits) -> str:
@@ -353,10 +345,10 @@ def _without_progress(counts: Counts, limits: RequeueLimits) -> str:
     return ""
 
 
-def _rule_for(outcome: Outcome, limits: RequeueLimits) -> int | None:
+def _rule_for(ending: Ending, limits: RequeueLimits) -> int | None:
     """The first rule that names this exit code and this reason."""
     for number, rule in enumerate(limits.rules):
-        has_code = not rule.exit_codes or outcome.code in rule.exit_codes
-        if has_code and rule.reason in (None, outcome.reason.name):
+        has_code = not rule.exit_codes or ending.code in rule.exit_codes
+        if has_code and rule.reason in (None, ending.reason.name):
             return number
     return None

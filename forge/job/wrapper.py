@@ -6,7 +6,7 @@ outside a container.
 
     starts the task ─► waits for its end ─► reads how it ended
          ▲                                         │
-         └── within the limits for this reason? ◄──┘  (requeue.decide)
+         └── within the limits for this reason? ◄──┘  (requeue.py)
 
 `local.py` and `slurm/wrapper.py` start and stop tasks. The wrapper and the supervisors hold the
 lock in the job's directory as long as a process of the job can be alive.
@@ -38,7 +38,7 @@ from forge.filesystem.locks import take_lock
 from forge.job import attempts
 from forge.job.hangs import Hangs
 from forge.job.preallocated_file import write_padded
-from forge.job.requeue import Counts, Decision, Outcome, decide, spread
+from forge.job.requeue import Counts, Decision, Ending, decide_restart, spread
 from forge.job.supervisor import MARGIN_S, ORPHANED_S
 from forge.jobdir import job_dir, ledger, node_fault, plan, verdict
 from forge.jobdir.job_files import (
@@ -113,31 +113,31 @@ class Job(ABC):
             raise
 
     def _run(self) -> int:
-        outcome = self._take_over()
+        ending = self._take_over()
         while True:
             self._look_for_parent()
-            is_finished = outcome is not None and outcome.is_finished
+            is_finished = ending is not None and ending.is_finished
             if self._asked is not None and not is_finished:  # before anything was started
-                outcome = Outcome(128 + signal.SIGTERM, self._asked)
-            outcome = outcome or self._attempt()
-            decision = self._decide(outcome)
+                ending = Ending.of(128 + signal.SIGTERM).imposed(self._asked)
+            ending = ending or self._attempt()
+            decision = self._decide(ending)
             if not decision.starts_again or self._asked is not None:
-                return self._end(outcome, decision)
+                return self._end(ending, decision)
             self._record("requeue", because=decision.because, restarts=self.counts.restarts)
             self._because = decision.because
             when = f" in {decision.pause_s:.0f} s" if decision.pause_s else ""
             self._print(f"{decision.because}: restarting{when} (restart {self.counts.restarts})")
             self._write_state("starting", self._because)
-            code = self._move_on(outcome, decision.pause_s)
+            code = self._move_on(ending, decision.pause_s)
             if code is not None:
                 return code
-            outcome = None
+            ending = None
 
     # -- what a subclass implements ------------------------------------------------------------
 
     @abstractmethod
-    def _take_over(self) -> Outcome | None:
-        """Continue with the counts of an earlier wrapper; the outcome of its attempt, if any."""
+    def _take_over(self) -> Ending | None:
+        """Continue with the counts of an earlier wrapper; the end of its attempt, if any."""
 
     @abstractmethod
     def _start(self, output: int) -> int:
@@ -148,10 +148,10 @@ class Job(ABC):
         """Wait until the attempt has ended; `began` is monotonic. Returns the wait status."""
 
     @abstractmethod
-    def _outcome(self, status: int) -> Outcome:
-        """The outcome of the attempt."""
+    def _ending(self, status: int) -> Ending:
+        """The end of the attempt, from the wait status of the child."""
 
-    def _move_on(self, outcome: Outcome, pause_s: float) -> int | None:
+    def _move_on(self, ending: Ending, pause_s: float) -> int | None:
         """Exit with this code, since the job starts elsewhere; None to restart it here."""
         self._pause(pause_s)
         return None
@@ -229,10 +229,10 @@ class Job(ABC):
         """Number of steps that all Runs of the job have saved; -1 before the first checkpoint."""
         return ledger.saved_steps(self.directory, self.plan.checkpoint_dir)
 
-    def _decide(self, outcome: Outcome) -> Decision:
+    def _decide(self, ending: Ending) -> Decision:
         """Whether the job starts again, from the files that the last attempt has written."""
-        decision = decide(
-            outcome,
+        decision = decide_restart(
+            ending,
             self.counts,
             self.plan.requeue,
             self._saved_step(),
@@ -286,14 +286,14 @@ class Job(ABC):
 
     # -- an attempt ----------------------------------------------------------------------------
 
-    def _attempt(self) -> Outcome:
+    def _attempt(self) -> Ending:
         if problem := claimed.problem(self.directory):
             raise Untrusted(problem)
         self._began, began = time.time(), time.monotonic()
         self._number = attempts.next_number(self.directory)
         if self.plan.exec is not None:
             attempts.begin(self.directory, self.plan.num_ranks, self._number)
-        outcome = None
+        ending = None
         if self.counts.recovery is not None:
             self._is_recovering = True
             recovered = self._stage(began)
@@ -301,15 +301,16 @@ class Job(ABC):
             if recovered.is_finished:
                 self.counts.recovery = None
             else:
-                outcome = recovered
-        outcome = outcome or self._stage(began)
+                text = f"the rule's recovery command: {recovered.text}"
+                ending = replace(recovered, text=text)
+        ending = ending or self._stage(began)
         self._took_s = time.monotonic() - began
         if self.plan.exec is not None:
-            how = "" if outcome.is_finished else f": {outcome}"
-            self._print(f"attempt {self._number} {outcome.ended_as}{how}")
-        return outcome
+            how = "" if ending.is_finished else f": {ending.text}"
+            self._print(f"attempt {self._number} {ending.ended_as}{how}")
+        return ending
 
-    def _stage(self, began: float) -> Outcome:
+    def _stage(self, began: float) -> Ending:
         """Start the task, or a recovery command, and wait until all its processes have ended."""
         for path in self.forge.iterdir():
             if path.name.startswith(
@@ -331,19 +332,19 @@ class Job(ABC):
         status = self._wait(child, began)
         processes.kill_descendants()  # orphans of a supervisor that was killed
         self._end_strays()
-        outcome = self._explain_by_code(self.hangs.explain(self._outcome(status)))
-        said = {"reason": outcome.reason.name, "state": outcome.ended_as, "text": str(outcome)}
-        self._record("end", code=outcome.code, **said)
-        return outcome
+        ending = self._explain_by_code(self.hangs.explain(self._ending(status)))
+        said = {"reason": ending.reason.name, "state": ending.ended_as, "text": ending.text}
+        self._record("end", code=ending.code, **said)
+        return ending
 
-    def _explain_by_code(self, outcome: Outcome) -> Outcome:
-        """The outcome, with the changed files if the job failed with other code than submitted."""
-        if outcome.reason is not Reason.failed or outcome.is_command or not self._changed:
-            return outcome
+    def _explain_by_code(self, ending: Ending) -> Ending:
+        """The end of an attempt, with the changed files if it failed with edited code."""
+        if ending.reason is not Reason.failed or ending.is_command or not self._changed:
+            return ending
         names = [one.removeprefix(os.path.join(self.plan.cwd, "")) for one in self._changed]
         files = messages.truncate_list(names, _SHOWN_FILES)
-        text = f"{outcome}; the code changed since the job was submitted: {files}"
-        return replace(outcome, reported_reason=Reason.code_changed, text=text)
+        text = f"{ending.text}; the code changed since the job was submitted: {files}"
+        return replace(ending, reason=Reason.code_changed, text=text)
 
     def _environment(self) -> dict[str, str]:
         """The environment of the task."""
@@ -372,14 +373,14 @@ class Job(ABC):
         """Whether the current attempt runs a command that does not use forge."""
         return self.plan.exec is not None or self._is_recovering
 
-    def _as_said(self, report: dict[str, Any], rank: int = 0) -> Outcome:
-        """The outcome of a task, from its supervisor's report and its own verdict."""
+    def _read_ending(self, report: dict[str, Any], rank: int = 0) -> Ending:
+        """The end of a task, from its supervisor's report and its own verdict."""
         if self._is_command:
             how = None if self._is_recovering else self.plan.exec
-            return Outcome.of_command(report, how, self.plan.actions)
+            return Ending.of_command(report, how, self.plan.actions)
         code, said = report["code"], verdict.read(self.directory, rank)
         if code == ExitCode.FINISHED and not self._has_returned(said, rank):
-            return Outcome(1, text="ended with code 0 before main had returned (os._exit, fork?)")
+            return Ending.of(1, text="ended with code 0 before main had returned (os._exit, fork?)")
         lost = ledger.lost_run(self.directory, self._before)
         if code == ExitCode.FINISHED and lost is not None:
             # Report it as the end of the task: main has ignored it.
@@ -387,15 +388,16 @@ class Job(ABC):
                 "main returned, but a child process died inside its `with forge.Run(…)` block:"
                 f" its training in {lost} is not finished"
             )
-            return Outcome(-signal.SIGKILL, text=text)
+            return Ending.of(-signal.SIGKILL, text=text)
         if code == ExitCode.UNHEALTHY and (found := node_fault.read(self.directory, rank)):
-            return Outcome(code, reported_reason=found.reason, text=found.text)
-        if said is None or said.exit_code != code:
-            return Outcome(code, oom_kills=report.get("oom_kills", 0))
-        return Outcome(code, reported_reason=said.reason, text=said.text)
+            return Ending.of(code, found.reason, found.text)
+        if said is not None and said.exit_code == code:
+            return Ending.of(code, said.reason, said.text, is_held=report["is_held"])
+        killed = report.get("oom_kills", 0)
+        return Ending.of(code, is_held=report["is_held"], oom_kills=killed)
 
-    def _of_all(self, ended: Sequence[tuple[float, Outcome]]) -> Outcome:
-        """The outcome of the rank that failed first, from the times at which the ranks ended.
+    def _of_all(self, ended: Sequence[tuple[float, Ending]]) -> Ending:
+        """The end of the rank that failed first, from the times at which the ranks ended.
 
         A rank that exits because it lost another rank, or because another rank's node is sick, has
         not ended the job, whenever it exits.
@@ -404,14 +406,14 @@ class Job(ABC):
         found = {rank for rank, one in said.items() if one.node}
 
         def place(rank: int) -> tuple[bool, float, int]:
-            at, outcome = ended[rank]
-            is_healthy = bool(found) and rank not in found and outcome.code == ExitCode.UNHEALTHY
-            return is_healthy or outcome.reported_reason is Reason.rank_lost, at, outcome.code
+            at, ending = ended[rank]
+            is_healthy = bool(found) and rank not in found and ending.code == ExitCode.UNHEALTHY
+            return is_healthy or ending.reason is Reason.rank_lost, at, ending.code
 
         bad = [rank for rank, one in enumerate(ended) if not one[1].is_finished]
         first = min(bad, key=place, default=0)
         if first:  # the output of rank 0 does not show the cause
-            what = f"rank {first} of {len(ended)}: {ended[first][1]}"
+            what = f"rank {first} of {len(ended)}: {ended[first][1].text}"
             self._print(f"{what}; its output is in {OUTPUT}{suffix(first)}")
         return replace(ended[first][1], rank=first)
 
@@ -424,13 +426,13 @@ class Job(ABC):
         has_trained = said is not None and said.exit_code == ExitCode.FINISHED
         return has_trained or (self.forge / f"{RESULT}{suffix(rank)}").exists()
 
-    def _end(self, outcome: Outcome, decision: Decision) -> int:
-        state = outcome.state
+    def _end(self, ending: Ending, decision: Decision) -> int:
+        state = ending.state
         if state != "finished":
             self._print(f"{state}: {decision.because}")
         self._record(state, because=decision.because)
-        ended = {"code": outcome.code, "reason": outcome.reason.name, "rank": outcome.rank}
+        ended = {"code": ending.code, "reason": ending.reason.name, "rank": ending.rank}
         self._write_state(state, decision.because, **ended)
         if self.plan.exec is not None:
             attempts.keep(self.directory)
-        return outcome.exit_code
+        return ending.exit_code

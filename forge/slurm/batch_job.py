@@ -26,7 +26,7 @@ from forge import messages
 from forge.config.schema import Policy
 from forge.errors import ExitCode, Reason, SlurmError, SlurmRefused
 from forge.job.record import Record
-from forge.job.requeue import Decision, Outcome, decide
+from forge.job.requeue import Decision, Ending, decide_restart
 from forge.jobdir import job_dir, ledger, spawned, verdict
 from forge.jobdir.job_files import REHEARSAL
 from forge.jobdir.plan import RequeueLimits
@@ -134,14 +134,15 @@ class BatchJob:
         if not self._work.limits.enabled:
             return self._end(code, f"is not requeued: {self._work.limits.why_not}")
         try:
-            return self._requeue(Outcome(code, reported_reason=reason))
+            return self._requeue(Ending.of(code, reason), reason)
         except SlurmError as error:
             return self._end(code, f"could not be requeued: {error}", logging.ERROR)
 
-    def _requeue(self, outcome: Outcome) -> int:
-        why, reason = self._ask(outcome)
+    def _requeue(self, ending: Ending, reported: Reason) -> int:
+        code = ending.code
+        why, reason = self._ask(code, reported)
         if reason is not None and why is not Why.requeued and self._wait_for_steps(reason):
-            why, reason = self._ask(outcome)  # the job can have been cancelled meanwhile
+            why, reason = self._ask(code, reported)  # the job can have been cancelled meanwhile
         if reason is None:
             because = (
                 "it was cancelled"
@@ -149,12 +150,13 @@ class BatchJob:
                 else "the signal was sent by a person or a program (`kill`, `scancel --signal`),"
                 " not by Slurm"
             )
-            return self._end(outcome.code, f"is not requeued: {because}")
-        decision = self._decide(outcome, reason)
+            return self._end(code, f"is not requeued: {because}")
+        # An attempt that did not save counts as a failure.
+        decision = self._decide(ending if code == ExitCode.FORCED else ending.imposed(reason))
         if why is Why.requeued:
             return self._is_back(reason, "by Slurm, by the script, or by `scontrol requeue`")
         if not decision.starts_again:
-            return self._end(outcome.code, f"is not requeued: {decision.because}")
+            return self._end(code, f"is not requeued: {decision.because}")
         self._write("requeued", decision.because)  # before Slurm can end this process
         self._own.requeue()
         if decision.pause_s:
@@ -162,24 +164,23 @@ class BatchJob:
                 client.delay(self._own.name, decision.pause_s, ASK_S)
         return self._is_back(reason, decision.because)
 
-    def _ask(self, outcome: Outcome) -> tuple[Why, Reason | None]:
+    def _ask(self, code: int, reported: Reason) -> tuple[Why, Reason | None]:
         """Why Slurm ends the job, and the reason to requeue it, or None to let it end."""
         info = self._learn()
         why = self._own.why(info)
-        return why, self._reason(why, outcome, info)
+        return why, self._reason(why, code, reported, info)
 
-    def _decide(self, outcome: Outcome, reason: Reason) -> Decision:
-        """Whether the limits allow a requeue; an attempt that did not save counts as a failure."""
+    def _decide(self, ending: Ending) -> Decision:
+        """Whether the limits allow a requeue."""
         work, info = self._work, self._info
         if info is not None and not info.is_requeueable:
             because = (
-                f"{reason.value}, but Slurm does not requeue this job: it was submitted with"
+                f"{ending.text}, but Slurm does not requeue this job: it was submitted with"
                 " `--no-requeue`, or the cluster has `JobRequeue=0`"
             )
             return Decision(starts_again=False, because=because)
-        is_saved = outcome.code != ExitCode.FORCED
-        return decide(
-            replace(outcome, imposed_reason=reason) if is_saved else outcome,
+        return decide_restart(
+            ending,
             self._record.counts,
             work.limits,
             work.saved_step(),
@@ -187,14 +188,13 @@ class BatchJob:
             is_cut_short=not work.is_command and not work.has_stepped(self._began),
         )
 
-    def _reason(self, why: Why, outcome: Outcome, info: JobInfo) -> Reason | None:
+    def _reason(self, why: Why, code: int, reported: Reason, info: JobInfo) -> Reason | None:
         """The reason to requeue the job; None if it ends here."""
-        code = outcome.code
         if why is Why.cancelled or (code in _BY_A_PERSON and why is not Why.requeued):
             return None
         if why in (Why.preempted, Why.requeued):
             return Reason.preempted
-        if why is Why.time_limit or outcome.reported_reason is Reason.time_limit:
+        if why is Why.time_limit or reported is Reason.time_limit:
             return Reason.time_limit
         if code != ExitCode.REQUEUE:
             return None

@@ -39,7 +39,7 @@ from forge.errors import (
     is_disk_full,
 )
 from forge.filesystem.files import exit_on_error
-from forge.job.requeue import Counts, Decision, Outcome, decide, signal_name, spread
+from forge.job.requeue import Counts, Decision, Ending, decide_restart, signal_name, spread
 from forge.job.wrapper import Job
 from forge.jobdir import ledger, node_fault
 from forge.jobdir.job_files import ENDED, REPORT, STATE, read_json, suffix, write_atomically
@@ -107,14 +107,14 @@ class SlurmJob(Job):
         self._ancestors: list[str] = []
         """Numbers under which the job was submitted before, the oldest first."""
         self._is_ours = False
-        """Whether the allocation is new, so that the job need not be requeued after the outcome of
-        an attempt of an earlier start."""
+        """Whether the allocation is new, so that the job need not be requeued after the end of an
+        attempt of an earlier start."""
 
-    def _take_over(self) -> Outcome | None:
+    def _take_over(self) -> Ending | None:
         """Take over the requeue counts of this job's earlier starts.
 
         Returns:
-            The outcome of the last attempt, if its wrapper was killed before it could count it.
+            The end of the last attempt, if its wrapper was killed before it could count it.
         """
         self._end_strays()
         state = read_json(self.forge / STATE)  # the launcher has removed those of earlier sweeps
@@ -123,7 +123,7 @@ class SlurmJob(Job):
             self.counts.restarts = self._slurm_restarts
             return None
         if state["state"] == "finished":
-            return Outcome(ExitCode.FINISHED)
+            return Ending.of(ExitCode.FINISHED)
         before = int(state.get("slurm_restarts", 0))
         is_same_job = state.get("slurm_job") == self._job
         is_same_start = is_same_job and before == self._slurm_restarts
@@ -153,17 +153,18 @@ class SlurmJob(Job):
         progress = ledger.read_progress(self.directory)
         self._began = state["time"]
         self._took_s = max(progress.began - self._began, 0.0) if progress is not None else 0.0
+        killed = Ending.of(-signal.SIGKILL)
         # The killed wrapper has perhaps not read the ranks' reports of sick nodes.
         self._exclusions.note(node_fault.read_all(self.directory, self.slurm.ranks).values())
         if is_same_start:  # our wrapper was killed, and the batch script has started another
             self._end_step()
-            return Outcome(-signal.SIGKILL)
+            return killed
         # Slurm itself has requeued the job: the wrapper had no time to note it, or was killed.
         self._is_ours = True
         is_told = state.get("is_ending", False)
         if is_told:
-            return Outcome(-signal.SIGKILL, Reason.preempted, text=_BROUGHT_BACK)
-        return Outcome(-signal.SIGKILL, Reason.node_failed)
+            return killed.imposed(Reason.preempted, _BROUGHT_BACK)
+        return killed.imposed(Reason.node_failed)
 
     def _account(self, unseen: int) -> None:
         """Count requeues by Slurm that no wrapper has seen."""
@@ -329,47 +330,38 @@ class SlurmJob(Job):
 
     # -- how it ended --------------------------------------------------------------------------
 
-    def _outcome(self, status: int) -> Outcome:
-        """The outcome, from the rank that failed first and the controller's answer."""
+    def _ending(self, status: int) -> Ending:
+        """The end, from the rank that failed first and the controller's answer."""
         reports = self._reports()
         if not all(reports) and not self._is_ending:  # srun is gone, but tasks can be running
             self._end_step()
             reports = self._reports()
         self._has_begun = any(reports) or self._is_by_hand
-        ended: list[tuple[float, Outcome]] = []
-        for rank, report in enumerate(reports):
-            if report is None:
-                ended.append((math.inf, self._unreported(status)))
-                continue
-            one = replace(self._as_said(report, rank), is_held=report["is_held"])
-            ended.append((report["time"], one))
-        found = self._of_all(ended)
-        code, text = found.code, found.text
-        asked = None if self._has_finished(found) else self._reason(found)
+        found = self._of_all([self._of_rank(*one, status) for one in enumerate(reports)])
+        asked, text = None if self._has_finished(found) else self._reason(found), ""
         is_open = asked is None or (asked is Reason.preempted and self._why is Why.requeued)
         if is_open and not all(reports) and self._has_lost_node():
             asked = Reason.node_failed
-        if asked is None and code == _SRUN_FAILED and not self._has_begun:
+        if asked is None and found.code == _SRUN_FAILED and not self._has_begun:
             asked, text = Reason.crashed, "srun could not start the task"
         if self._why is Why.script_killed and asked is Reason.crashed:
             text = self._why.value
-        if asked is Reason.preempted:
-            text = _BROUGHT_BACK if self._why is Why.requeued else ""
-        is_lost = code < 0 and not self._has_begun
-        outcome = replace(found, imposed_reason=asked, is_supervisor_lost=is_lost, text=text)
-        self._exclusions.note(self._sick(outcome, reports))
-        return outcome
+        if asked is Reason.preempted and self._why is Why.requeued:
+            text = _BROUGHT_BACK
+        ending = found if asked is None else found.imposed(asked, text)
+        self._exclusions.note(self._sick(ending, reports))
+        return ending
 
-    def _sick(self, outcome: Outcome, reports: list[dict[str, Any] | None]) -> list[NodeFault]:
+    def _sick(self, ending: Ending, reports: list[dict[str, Any] | None]) -> list[NodeFault]:
         """The nodes that ranks report as sick; else the node of the first unhealthy rank."""
         found = list(node_fault.read_all(self.directory, self.slurm.ranks).values())
-        if found or outcome.reason is not Reason.unhealthy:
+        if found or ending.reason is not Reason.unhealthy:
             return found
         codes = [report for report in reports if report and report["code"] == ExitCode.UNHEALTHY]
         first = min(codes, key=lambda report: float(report["time"]), default={"node": ""})
-        return [NodeFault(first["node"], "", str(outcome), "refuse")]
+        return [NodeFault(first["node"], "", ending.text, "refuse")]
 
-    def _has_finished(self, found: Outcome) -> bool:
+    def _has_finished(self, found: Ending) -> bool:
         """Whether the task has certainly finished; if not, the controller is asked."""
         if self._is_command and found.is_finished:
             # Slurm signals us and the command, which can exit with 0 before we see the signal.
@@ -377,12 +369,18 @@ class SlurmJob(Job):
             return declared and not self._is_recovering
         return found.is_finished
 
-    def _unreported(self, status: int) -> Outcome:
-        """The end of a rank that left no report."""
+    def _of_rank(
+        self, rank: int, report: dict[str, Any] | None, status: int
+    ) -> tuple[float, Ending]:
+        """Time and end of a rank; without a report, from srun's wait status."""
+        if report is not None:
+            return report["time"], self._read_ending(report, rank)
         code = self._from_srun(status)
         is_stopped = code == ExitCode.REQUEUE or code > 128
-        asked = Reason.signalled if self._is_command and is_stopped else None
-        return Outcome(code, asked, is_command=self._is_command)
+        text = "its supervisor was killed" if code < 0 and not self._has_begun else ""
+        ending = Ending.of(code, text=text, is_command=self._is_command)
+        is_asked = self._is_command and is_stopped
+        return math.inf, ending.imposed(Reason.signalled) if is_asked else ending
 
     def _from_srun(self, status: int) -> int:
         """The exit code of a rank without a report, from srun's wait status.
@@ -398,7 +396,7 @@ class SlurmJob(Job):
             return code if action == "stop" else 128 - code
         return code if code > 0 else -signal.SIGKILL
 
-    def _reason(self, found: Outcome) -> Reason | None:
+    def _reason(self, found: Ending) -> Reason | None:
         """Why Slurm ends the job, or None; the controller is asked once for each stop."""
         code = found.code
         self._ask_controller(self._asking_s())
@@ -420,7 +418,7 @@ class SlurmJob(Job):
             *(ExitCode.REQUEUE, ExitCode.FORCED, signalled, -number),
         )
         if found.is_command:
-            is_stopped = found.is_terminated
+            is_stopped = found.is_imposed
         if is_stopped and self._is_limit_near():
             return Reason.time_limit
         was_told = self._is_by_hand and code < 0
@@ -429,7 +427,7 @@ class SlurmJob(Job):
         is_told = code in (ExitCode.TERMINATED, signalled, 128 + signal.SIGHUP)
         if was_told or (is_told and not found.is_command):
             return Reason.signalled
-        return found.imposed_reason
+        return found.reason if found.is_imposed else None
 
     def _has_lost_node(self) -> bool:
         """Whether the controller reports a node of the job as down or not responding."""
@@ -484,34 +482,34 @@ class SlurmJob(Job):
         left_s = self._left_s()
         return 6 * _ASK_S if left_s is None else min(max(left_s - _END_S, _ASK_S), 6 * _ASK_S)
 
-    def _end(self, outcome: Outcome, decision: Decision) -> int:
-        if outcome.reason is Reason.cancelled:
+    def _end(self, ending: Ending, decision: Decision) -> int:
+        if ending.reason is Reason.cancelled:
             decision = Decision(starts_again=False, because="cancelled")
-        return super()._end(outcome, decision)
+        return super()._end(ending, decision)
 
     # -- starting again ------------------------------------------------------------------------
 
-    def _move_on(self, outcome: Outcome, pause_s: float) -> int | None:
+    def _move_on(self, ending: Ending, pause_s: float) -> int | None:
         """Requeue the job and return the exit code; None to restart on the same nodes."""
-        if self._is_ours or (outcome.reason in _HERE and self._can_stay()):
+        if self._is_ours or (ending.reason in _HERE and self._can_stay()):
             return None
-        code, choice = outcome.exit_code, Choice()
+        code, choice = ending.exit_code, Choice()
         if self.plan.requeue.is_up_to_site:
             return self._leave_it_to_slurm()
         try:
             # Ask again: the job can have been cancelled while it was saving.
             self._insist(self._learn)
             if self._why is Why.cancelled:
-                cancelled = replace(outcome, imposed_reason=Reason.cancelled)
+                cancelled = ending.imposed(Reason.cancelled)
                 return self._end(cancelled, Decision(starts_again=False, because="cancelled"))
             choice = self._choose()
             if self._why is not Why.requeued:
                 self._insist(lambda within_s: client.requeue(self._job, within_s))
                 self._record("requeued", job=self._job)
         except NotRequeueable as refusal:
-            return self._resubmit(str(outcome), code, pause_s, str(refusal), choice)
+            return self._resubmit(ending.text, code, pause_s, str(refusal), choice)
         except SlurmError as error:
-            return self._leave_note(str(outcome), code, str(error))
+            return self._leave_note(ending.text, code, str(error))
         try:
             self._exclude(choice)
             if pause_s:
@@ -525,19 +523,19 @@ class SlurmJob(Job):
 
     # -- sick nodes ----------------------------------------------------------------------------
 
-    def _decide(self, outcome: Outcome) -> Decision:
+    def _decide(self, ending: Ending) -> Decision:
         """Also stop if the job could start only on a node that it has found sick."""
         before = replace(self.counts)
-        decision = super()._decide(outcome)
-        if outcome.reason is not Reason.unhealthy or not decision.starts_again:
+        decision = super()._decide(ending)
+        if ending.reason is not Reason.unhealthy or not decision.starts_again:
             return decision
         nodes = ", ".join(self._choose().missing(self.directory))
         if not nodes:
             return decision
         self.counts = before
         because = (
-            f"{outcome}; the job is not started again, since too few nodes are left for it without"
-            f" {nodes}. Have the node repaired, then run the sweep's command again"
+            f"{ending.text}; the job is not started again, since too few nodes are left for it"
+            f" without {nodes}. Have the node repaired, then run the sweep's command again"
         )
         return Decision(starts_again=False, because=because)
 
@@ -552,7 +550,7 @@ class SlurmJob(Job):
             self._record("excluded", nodes=choice.names, left_out=left_out)
             self._write_state("starting", self._because)
 
-    def _attempt(self) -> Outcome:
+    def _attempt(self) -> Ending:
         self._leave_sick_nodes()
         self._exclusions.left.clear()
         return super()._attempt()
@@ -685,7 +683,7 @@ def _wait_for_room(path: Path, number: int, error: OSError) -> int:
     job, limits = client.own_job(os.environ), bundle.read_plan(path, number).requeue
     # All restarts so far had this cause: once unpacked, a job has a state of its own.
     counts = Counts(failures=int(os.environ.get("SLURM_RESTART_COUNT") or 0))
-    decision = decide(Outcome(ExitCode.DISK_FULL), counts, limits, -1, has_run=False)
+    decision = decide_restart(Ending.of(ExitCode.DISK_FULL), counts, limits, -1, has_run=False)
     decision = spread(decision, job, counts.failures)
     text = f"{decision.because} ({error})"
     try:

@@ -27,7 +27,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,7 @@ from forge.errors import AlreadyRequeued, Exit, ExitCode, JobError, NoSuchJob, R
 from forge.filesystem.files import make_directory
 from forge.filesystem.foreign import foreign
 from forge.job.record import Record
-from forge.job.requeue import Decision, Outcome, decide
+from forge.job.requeue import Decision, Ending, decide_restart
 from forge.jobdir import job_dir, ledger
 from forge.jobdir.job_files import RANK, RANKS, forge_dir
 from forge.jobdir.plan import RequeueLimits
@@ -179,19 +178,19 @@ class _Attempt:
             if refusal is None:
                 value = self._call(task, args, kwargs)
         except SystemExit as error:
-            ending: BaseException | None = error if error.code not in (None, 0) else None
+            failure: BaseException | None = error if error.code not in (None, 0) else None
         except Exception as error:  # noqa: BLE001 - raised again, unless a rule says otherwise
-            ending = error
+            failure = error
         else:
-            ending = None
+            failure = None
         if refusal is not None:
             raise refusal
-        if ending is None:
+        if failure is None:
             self._record.write("finished")
             return value
-        following = self._what_follows(ending)
-        if following is ending:
-            raise ending
+        following = self._what_follows(failure)
+        if following is failure:
+            raise failure
         raise following from None
 
     def follow(self, task: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -249,7 +248,7 @@ class _Attempt:
             self._record.write(state, found["because"], found["code"])
             return JobError(found["because"], found["code"])
         if state == "running":
-            decision = self._decide(Outcome(-signal.SIGKILL))
+            decision = self._decide(Ending.of(-signal.SIGKILL))
             if not decision.starts_again:
                 because = (
                     "an earlier start did not record its end, which counts as a kill:"
@@ -277,38 +276,37 @@ class _Attempt:
 
     # -- deciding ------------------------------------------------------------------------------
 
-    def _what_follows(self, ending: BaseException) -> BaseException:
+    def _what_follows(self, failure: BaseException) -> BaseException:
         """Requeue if that is due; returns the exception with which this process ends."""
         received = self._handler.signal_received
         is_stop = received is not None
-        if isinstance(ending, SystemExit):
-            code = ending.code if isinstance(ending.code, int) else 1
-            text = ending.text if isinstance(ending, Exit) else f"sys.exit({ending.code!r})"
-            said = ending.reason if isinstance(ending, Exit) else None
+        if isinstance(failure, SystemExit):
+            code = failure.code if isinstance(failure.code, int) else 1
+            text = failure.text if isinstance(failure, Exit) else f"sys.exit({failure.code!r})"
+            said = failure.reason if isinstance(failure, Exit) else None
             is_stop = code in (ExitCode.REQUEUE, None if received is None else 128 + received)
         else:
             # After a signal: it killed a helper process first, or caused the error.
             code = self._handler.exit_code if is_stop else 1
-            text, said = f"{type(ending).__name__}: {ending}", None
-        outcome, is_back = Outcome(int(code), reported_reason=said, text=text), False
+            text, said = f"{type(failure).__name__}: {failure}", None
+        ending, is_back = Ending.of(int(code), said, text), False
         if said is Reason.rank_lost and (rank := self._backend.raised_elsewhere(_RAISED_S)):
             text = f"rank {rank} raised an error: see its log, or job.task({rank}).exception()"
-            outcome = Outcome(1, text=text)
+            ending = Ending.of(1, text=text)
         try:
             if is_stop:
-                outcome = replace(outcome, imposed_reason=self._backend.why(received, outcome.code))
-                has_saved = isinstance(ending, SystemExit)
-                if not has_saved and outcome.imposed_reason not in (
-                    Reason.cancelled,
-                    Reason.interrupted,
-                ):
-                    outcome = Outcome(int(ExitCode.FORCED), text=text)
-            decision = self._decide(outcome)
+                why = self._backend.why(received, ending.code)
+                has_saved = isinstance(failure, SystemExit)
+                is_final = why in (Reason.cancelled, Reason.interrupted)
+                ending = (
+                    ending.imposed(why) if has_saved or is_final else Ending.of(ExitCode.FORCED)
+                )
+            decision = self._decide(ending)
             if decision.starts_again:
                 return self._start_again(decision, must_ask=not is_stop)
         except AlreadyRequeued:
             is_back = True
-            decision = self._decide(Outcome(int(ExitCode.REQUEUE)))
+            decision = self._decide(Ending.of(ExitCode.REQUEUE))
             if decision.starts_again:
                 self._record.write("requeued", "by Slurm")
                 return stopping.leave(self._backend.restart_code, "requeued by Slurm")
@@ -316,12 +314,12 @@ class _Attempt:
             decision = Decision(
                 starts_again=False, because=f"cannot ask Slurm why the job was stopped: {problem}"
             )
-        if not is_stop and not isinstance(ending, SystemExit):
-            self._record.write("failed", decision.because, outcome.code)
-            return ending
-        is_cancelled = outcome.reason is Reason.cancelled
+        if not is_stop and not isinstance(failure, SystemExit):
+            self._record.write("failed", decision.because, ending.code)
+            return failure
+        is_cancelled = ending.reason is Reason.cancelled
         because = "it was cancelled" if is_cancelled else decision.because
-        return self._give_up(f"{text}; not started again: {because}", outcome.code, is_back=is_back)
+        return self._give_up(f"{text}; not started again: {because}", ending.code, is_back=is_back)
 
     def _start_again(self, decision: Decision, *, must_ask: bool) -> Exit:
         """Requeue; first writes the job's record, since Slurm can end this process then."""
@@ -333,10 +331,10 @@ class _Attempt:
         messages.say(f"Requeued job {self._backend.job}: {decision.because}")
         return leaving
 
-    def _decide(self, outcome: Outcome) -> Decision:
+    def _decide(self, ending: Ending) -> Decision:
         limits = RequeueLimits.of(self._policy.requeue)
         counts = self._record.counts
-        decision = decide(outcome, counts, limits, self._saved_step())
+        decision = decide_restart(ending, counts, limits, self._saved_step())
         refusal = self._backend.refusal(counts.restarts) if decision.starts_again else ""
         return (
             Decision(starts_again=False, because=f"{decision.because}; {refusal}")

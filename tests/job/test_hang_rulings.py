@@ -13,7 +13,7 @@ from forge.errors import Reason
 from forge.job import hang_files, hangs, preallocated_file
 from forge.job.hang_files import HangQuery, HangReport, QueryPhase
 from forge.job.hangs import Hangs, find_culprit
-from forge.job.requeue import Outcome
+from forge.job.requeue import Ending
 
 QUERY = HangQuery(attempt=1, rank=0, time=12.5)
 
@@ -99,8 +99,8 @@ def test_a_hang_is_shown_by_all_and_then_ended(job):
     assert [kind for kind, _ in job.lines] == ["hang"]
     found = json.loads((job.folder / "hangs/1/summary.json").read_text())
     assert (found["rank"], found["step"], sorted(found["ranks"])) == (0, 7, ["0", "1"])
-    ended = job.hangs.explain(Outcome(-9, is_held=True, is_supervisor_lost=True))
-    assert str(ended) == job.said[0].partition("; the job")[0]
+    ended = job.hangs.explain(Ending.of(-9, is_held=True))
+    assert ended.text == job.said[0].partition("; the job")[0]
     assert (ended.reason, ended.exit_code, ended.state) == (Reason.hung, 70, "failed")
     assert job.noted == []  # the launcher prints the reason of the attempt's end anyway
     assert ended.hung_at == 7
@@ -110,9 +110,9 @@ def test_what_the_job_was_asked_meanwhile_stays_its_reason(job):
     both = report(0), report(1)
     job.answer(*both)
     job.answer(*both)
-    cancelled = Outcome(-9, Reason.cancelled)
+    cancelled = Ending.of(-9).imposed(Reason.cancelled)
     assert job.hangs.explain(cancelled) == cancelled
-    assert job.hangs.explain(Outcome(0)).is_finished
+    assert job.hangs.explain(Ending.of(0)).is_finished
 
 
 def test_a_rank_that_waits_for_a_working_rank_does_not_hang(job):
@@ -121,7 +121,7 @@ def test_a_rank_that_waits_for_a_working_rank_does_not_hang(job):
     assert job.phase is None
     assert job.lines == [("no hang", {"rank": 0, "because": "rank 1 is in `compilation`"})]
     assert not (job.folder / "hangs").exists()
-    assert job.hangs.explain(Outcome(-9)).reason is Reason.crashed
+    assert job.hangs.explain(Ending.of(-9)).reason is Reason.crashed
 
 
 def test_a_rank_that_has_moved_on_while_stacks_were_written_was_slow(job):
@@ -220,7 +220,7 @@ def test_warn_goes_on(tmp_path):
     assert job.phase is None
     assert [kind for kind, _ in job.lines] == ["hang"]
     assert job.noted == job.said  # the launcher prints the warning, too
-    assert job.hangs.explain(Outcome(-9)).reason is Reason.crashed
+    assert job.hangs.explain(Ending.of(-9)).reason is Reason.crashed
     moved = report(0, count=10), report(1, count=10)
     job.expire(moved[0])
     job.answer(*moved)
@@ -310,7 +310,7 @@ def test_on_a_full_disk_the_job_is_left_alone(tmp_path, monkeypatch, phase):
     assert job.query is None
     said = "hang detection failed; training continues, and forge tries again: "
     assert job.said == [f"{said}OSError: [Errno 28] no space"]
-    assert job.hangs.explain(Outcome(-9)).reason is Reason.crashed
+    assert job.hangs.explain(Ending.of(-9)).reason is Reason.crashed
     job.expire(report(0))  # again, once there is room
     job.answer(report(0), report(1))
     assert job.phase is QueryPhase.stacks
@@ -346,7 +346,7 @@ def test_a_file_that_cannot_be_read_or_written_never_ends_the_wrapper(tmp_path, 
         job.expire()
     assert len(job.said) == 1
     assert job.said[0].startswith("hang detection failed; ")
-    assert job.hangs.explain(Outcome(-9)).reason is Reason.crashed
+    assert job.hangs.explain(Ending.of(-9)).reason is Reason.crashed
 
 
 def test_a_disk_that_fills_up_meanwhile_does_not_keep_a_hang_from_its_end(job, monkeypatch):
@@ -359,7 +359,7 @@ def test_a_disk_that_fills_up_meanwhile_does_not_keep_a_hang_from_its_end(job, m
     monkeypatch.setattr(hangs, "write_json", full)
     job.answer(both[1])
     assert job.phase is QueryPhase.end
-    assert job.hangs.explain(Outcome(-9)).reason is Reason.hung
+    assert job.hangs.explain(Ending.of(-9)).reason is Reason.hung
 
 
 def test_a_rank_that_shows_no_stacks_is_not_missing(job, monkeypatch):

@@ -1,6 +1,6 @@
 """The decision whether a job starts again: each reason with each budget, and real jobs.
 
-One module, since almost all cases call one function, `decide`, on the same outcomes and budgets.
+One module, since almost all cases call one function, `decide_restart`, on the same budgets.
 """
 
 import itertools
@@ -14,15 +14,20 @@ from sweeps import App
 from forge.config.loading import load
 from forge.config.schema import Policy, RequeueConfig, RequeueRule
 from forge.errors import ConfigError, ExitCode, Reason
-from forge.job.requeue import Counts, Outcome, decide
-from forge.jobdir.plan import RequeueLimits
+from forge.job.requeue import Counts, Ending, decide_restart
+from forge.jobdir.plan import ExecPlan, RequeueLimits
 
-KILLED = Outcome(-signal.SIGKILL)
-REQUESTED = Outcome(ExitCode.REQUEUE)
-LIMIT = Outcome(ExitCode.REQUEUE, imposed_reason=Reason.time_limit)
-FORCED = Outcome(ExitCode.FORCED)
-HUNG = Outcome(70, reported_reason=Reason.hung, text="rank 1 hangs", hung_at=7)
-HELD = Outcome(-signal.SIGKILL, is_held=True)
+KILLED = Ending.of(-signal.SIGKILL)
+REQUESTED = Ending.of(ExitCode.REQUEUE)
+LIMIT = REQUESTED.imposed(Reason.time_limit)
+FORCED = Ending.of(ExitCode.FORCED)
+HUNG = Ending(Reason.hung, 70, "rank 1 hangs", hung_at=7)
+HELD = Ending.of(-signal.SIGKILL, is_held=True)
+
+
+def text(value) -> str:
+    """The name of a case."""
+    return value.text if isinstance(value, Ending) else str(value)
 
 
 def limits(**given) -> RequeueLimits:
@@ -33,72 +38,105 @@ def rules(*pairs) -> list[RequeueRule]:
     return [RequeueRule(list(codes), max_restarts=most) for codes, most in pairs]
 
 
-HELD_TEXT = "stopping took longer than `shutdown.timeout_s`, and the task was killed"
+def command(code, *stops, is_held=False, **how) -> Ending:
+    """The end of a command of `forge exec` that got these signals."""
+    report = {"code": code, "stops": stops, "is_held": is_held}
+    return Ending.of_command(report, ExecPlan(**how), {"USR1": "requeue", "TERM": "stop"})
 
-# outcome, its reason, the text that is printed
-REASONS = [
-    (Outcome(0), Reason.finished, "finished"),
-    (Outcome(0, imposed_reason=Reason.interrupted), Reason.finished, "finished"),
-    (Outcome(0, is_held=True), Reason.finished, "finished"),
+
+OOM = "; the kernel killed 1 process in its cgroup, since memory ran out"
+HELD_TEXT = "stopping took longer than `shutdown.timeout_s`, and the task was killed"
+ENDED_WITH = "(the command ended with"
+
+# what is known of the end, its reason, the text that is printed, the job's state if it ends so
+ENDINGS = [
+    # the user's main
+    (Ending.of(0), Reason.finished, "finished", "finished"),
+    (Ending.of(0, is_held=True), Reason.finished, "finished", "finished"),
+    (REQUESTED, Reason.requested, "a requeue was requested", "failed"),
+    (Ending.of(75, Reason.time_limit), Reason.time_limit, "time limit", "failed"),
     (
-        Outcome(-9, is_held=True, reported_reason=Reason.requested, text="saved step 7"),
-        Reason.forced,
-        "saved step 7; it had not exited within `shutdown.timeout_s`, and was killed",
+        *(Ending.of(75, Reason.requested, "stopped by SIGUSR1"), Reason.requested),
+        *("a requeue was requested", "failed"),
     ),
-    (REQUESTED, Reason.requested, "a requeue was requested"),
-    (LIMIT, Reason.time_limit, "time limit"),
-    (Outcome(-9, imposed_reason=Reason.time_limit), Reason.time_limit, "time limit"),
-    (Outcome(75, reported_reason=Reason.time_limit), Reason.time_limit, "time limit"),
+    (Ending.of(65), Reason.halted, "halted by the policy", "failed"),
+    (Ending.of(69), Reason.unhealthy, "this node is unhealthy", "failed"),
+    (Ending.of(69, Reason.unhealthy, "ecc on n1"), Reason.unhealthy, "ecc on n1", "failed"),
+    (Ending.of(69, Reason.halted, "ecc on n1"), Reason.halted, "ecc on n1", "failed"),
+    (FORCED, Reason.forced, "forced exit", "failed"),
     (
-        Outcome(75, reported_reason=Reason.requested, text="stopped by SIGUSR1"),
-        Reason.requested,
-        "a requeue was requested",
+        Ending.of(70, Reason.rank_lost, "rank 1"),
+        Reason.rank_lost,
+        "another rank was lost",
+        "failed",
+    ),
+    (Ending.of(70, Reason.halted, "a text"), Reason.forced, "forced exit", "failed"),
+    (HUNG, Reason.hung, "rank 1 hangs", "failed"),
+    (HELD, Reason.forced, HELD_TEXT, "failed"),
+    (Ending.of(71), Reason.disk_full, "the disk is full", "failed"),
+    (Ending.of(73), Reason.in_use, "another run uses its directory", "failed"),
+    (Ending.of(74), Reason.io_error, "checkpoints cannot be written or read", "failed"),
+    (Ending.of(78), Reason.bad_config, "bad configuration", "failed"),
+    (Ending.of(130), Reason.interrupted, "SIGINT (Ctrl+C)", "stopped"),
+    (Ending.of(143), Reason.cancelled, "stopped", "stopped"),
+    (Ending.of(129), Reason.cancelled, "stopped", "stopped"),
+    (KILLED, Reason.crashed, "killed by SIGKILL", "failed"),
+    (
+        *(Ending.of(-9, oom_kills=2), Reason.out_of_memory),
+        "killed by SIGKILL; the kernel killed 2 processes in its cgroup, since memory ran out",
+        "failed",
+    ),
+    (Ending.of(-signal.SIGSEGV), Reason.crashed, "killed by SIGSEGV", "failed"),
+    (Ending.of(-99), Reason.crashed, "killed by signal 99", "failed"),
+    (Ending.of(1), Reason.failed, "exit code 1", "failed"),
+    (Ending.of(255, oom_kills=1), Reason.failed, f"exit code 255{OOM}", "failed"),
+    (Ending.of(1, Reason.failed, "KeyError: 3"), Reason.failed, "KeyError: 3", "failed"),
+    # the same, ended by the wrapper, Slurm or a person
+    (Ending.of(0).imposed(Reason.interrupted), Reason.finished, "finished", "finished"),
+    (LIMIT, Reason.time_limit, "time limit", "failed"),
+    (KILLED.imposed(Reason.time_limit), Reason.time_limit, "time limit", "failed"),
+    (HELD.imposed(Reason.time_limit), Reason.time_limit, HELD_TEXT, "failed"),
+    (KILLED.imposed(Reason.preempted, "by Slurm"), Reason.preempted, "by Slurm", "failed"),
+    (REQUESTED.imposed(Reason.interrupted), Reason.interrupted, "SIGINT (Ctrl+C)", "stopped"),
+    (Ending.of(-15).imposed(Reason.cancelled), Reason.cancelled, "stopped", "stopped"),
+    (Ending.of(143).imposed(Reason.orphaned), Reason.orphaned, "its launcher exited", "stopped"),
+    (HUNG.imposed(Reason.cancelled), Reason.cancelled, "stopped", "stopped"),
+    # a command, of whose exit codes only two have a meaning
+    (command(0), Reason.finished, "finished", "finished"),
+    (command(75), Reason.requested, "a requeue was requested", "failed"),
+    *(
+        (command(code), Reason.failed, f"exit code {code}", "failed")
+        for code in (1, 65, 69, 70, 71, 73, 74, 78, 129, 130, 143)
+    ),
+    (command(-9), Reason.crashed, "killed by SIGKILL", "failed"),
+    (
+        *(command(0, "TERM"), Reason.signalled),
+        *(f"SIGTERM sent by hand {ENDED_WITH} exit code 0)", "terminated"),
+    ),
+    (command(0, "TERM", is_zero_finished=True), Reason.finished, "finished", "finished"),
+    (
+        *(command(-15, "USR1", "TERM"), Reason.requested),
+        *(f"a requeue was requested {ENDED_WITH} SIGTERM)", "terminated"),
     ),
     (
-        Outcome(75, imposed_reason=Reason.interrupted, reported_reason=Reason.time_limit),
-        Reason.interrupted,
-        "SIGINT (Ctrl+C)",
+        *(command(3, "TERM").imposed(Reason.time_limit), Reason.time_limit),
+        *(f"time limit {ENDED_WITH} exit code 3)", "terminated"),
     ),
-    (Outcome(75, imposed_reason=Reason.interrupted), Reason.interrupted, "SIGINT (Ctrl+C)"),
-    (Outcome(-15, imposed_reason=Reason.cancelled), Reason.cancelled, "stopped"),
-    (Outcome(143, imposed_reason=Reason.orphaned), Reason.orphaned, "its launcher exited"),
-    (Outcome(65), Reason.halted, "halted by the policy"),
-    (Outcome(69), Reason.unhealthy, "this node is unhealthy"),
     (
-        Outcome(69, reported_reason=Reason.unhealthy, text="ecc on n1"),
-        Reason.unhealthy,
-        "ecc on n1",
+        *(command(-9, "TERM", is_held=True).imposed(Reason.time_limit), Reason.time_limit),
+        *(HELD_TEXT, "terminated"),
     ),
-    (Outcome(69, reported_reason=Reason.halted, text="ecc on n1"), Reason.halted, "ecc on n1"),
-    (FORCED, Reason.forced, "forced exit"),
-    (HUNG, Reason.hung, "rank 1 hangs"),
-    (replace(HUNG, imposed_reason=Reason.cancelled), Reason.cancelled, "stopped"),
-    (HELD, Reason.forced, HELD_TEXT),
-    (Outcome(71), Reason.disk_full, "the disk is full"),
-    (Outcome(73), Reason.in_use, "another run uses its directory"),
-    (Outcome(74), Reason.io_error, "checkpoints cannot be written or read"),
-    (Outcome(78), Reason.bad_config, "bad configuration"),
-    (Outcome(130), Reason.interrupted, "SIGINT (Ctrl+C)"),
-    (Outcome(143), Reason.cancelled, "stopped"),
-    (Outcome(129), Reason.cancelled, "stopped"),
-    (KILLED, Reason.crashed, "killed by SIGKILL"),
-    (Outcome(-signal.SIGSEGV), Reason.crashed, "killed by SIGSEGV"),
-    (Outcome(-99), Reason.crashed, "killed by signal 99"),
-    (Outcome(1), Reason.failed, "exit code 1"),
-    (Outcome(255), Reason.failed, "exit code 255"),
-    (
-        Outcome(1, reported_reason=Reason.code_changed, text="KeyError: 3; the code changed"),
-        Reason.code_changed,
-        "KeyError: 3; the code changed",
-    ),
+    (command(1).imposed(Reason.crashed, "no srun"), Reason.crashed, "no srun", "failed"),
+    (command(0).imposed(Reason.crashed, "no srun"), Reason.finished, "finished", "finished"),
 ]
 
 
-@pytest.mark.parametrize(("outcome", "reason", "text"), REASONS)
-def test_an_attempt_has_one_reason_and_a_text(outcome, reason, text):
+@pytest.mark.parametrize(("ending", "reason", "text", "state"), ENDINGS)
+def test_an_attempt_has_one_reason_and_a_text(ending, reason, text, state):
     """A wrong reason would send the user to look for the wrong fault."""
-    assert outcome.reason is reason
-    assert str(outcome) == text
+    assert (ending.reason, ending.text, ending.state) == (reason, text, state)
+    assert ending.ended_as == ("checkpointed" if ending == command(75) else state)
+    assert (ending.exit_code == 0) == (state == "finished")
 
 
 @pytest.mark.parametrize("code", [0, 1, 65, 69, 70, 71, 73, 74, 75, 78, 129, 130, 143, -9])
@@ -107,51 +145,56 @@ def test_no_text_changes_what_becomes_of_a_job(code):
     for asked, said in itertools.product([None, *Reason], repeat=2):
         found = []
         for text in ("", "time limit", "halted by the NaN policy", "stopped by SIGTERM"):
-            counts, outcome = Counts(), Outcome(code, asked, reported_reason=said, text=text)
-            decision = decide(outcome, counts, limits(), 4)
-            found.append((outcome.reason, decision.starts_again, decision.pause_s, counts))
+            counts, ending = Counts(), Ending.of(code, said, text)
+            ending = ending if asked is None else ending.imposed(asked)
+            decision = decide_restart(ending, counts, limits(), 4)
+            found.append((ending.reason, decision.starts_again, decision.pause_s, counts))
         assert all(one == found[0] for one in found)
 
 
 def test_a_full_disk_is_worth_a_pause_that_grows_within_max_failures():
     """There can be room again later, and no earlier save is lost; damage would not go away."""
     counts, given = Counts(), limits(max_failures=6, max_no_progress=1)
-    found = [decide(Outcome(71), counts, given, 4) for _ in range(7)]
+    found = [decide_restart(Ending.of(71), counts, given, 4) for _ in range(7)]
     assert [one.starts_again for one in found] == [True] * 6 + [False]
     assert [one.pause_s for one in found] == [30, 60, 120, 240, 480, 900, 0]
     assert found[-1].because == "the disk is full; given up: `resilience.requeue.max_failures=6`"
-    assert not decide(Outcome(74), Counts(), given, 4).starts_again
+    assert not decide_restart(Ending.of(74), Counts(), given, 4).starts_again
 
 
 COUNTER = {
     Reason.requested: "preemptions",
+    Reason.preempted: "preemptions",
+    Reason.signalled: "preemptions",
     Reason.time_limit: "timeouts",
     Reason.forced: "failures",
     Reason.crashed: "failures",
+    Reason.out_of_memory: "failures",
+    Reason.rank_lost: "failures",
     Reason.disk_full: "failures",
     Reason.hung: "hangs",
 }
 AGAIN = set(COUNTER)
 
 
-@pytest.mark.parametrize("outcome", [row[0] for row in REASONS], ids=str)
-def test_by_default_what_came_from_outside_starts_again(outcome):
+@pytest.mark.parametrize("ending", [row[0] for row in ENDINGS], ids=text)
+def test_by_default_what_came_from_outside_starts_again(ending):
     """To retry a bug wastes a night of compute; not to retry after a preemption loses it."""
     counts = Counts()
-    decision = decide(outcome, counts, limits(), saved_step=5)
-    assert decision.starts_again == (outcome.reason in AGAIN)
-    assert decision.because == str(outcome)
+    decision = decide_restart(ending, counts, limits(), saved_step=5)
+    assert decision.starts_again == (ending.reason in AGAIN)
+    assert decision.because == ending.text
     used = {"restarts": 0, "preemptions": 0, "timeouts": 0, "failures": 0}
-    if outcome.reason in AGAIN:
-        used |= {"restarts": 1, COUNTER[outcome.reason]: 1}
-    if outcome.reason is Reason.hung:
+    if ending.reason in AGAIN:
+        used |= {"restarts": 1, COUNTER[ending.reason]: 1}
+    if ending.reason is Reason.hung:
         used["last_hang"] = [7, 5]
     assert counts == Counts(**used, best_step=5)
 
 
 @pytest.mark.parametrize("most", [0, 1, 3])
 @pytest.mark.parametrize(
-    ("outcome", "key"),
+    ("ending", "key"),
     [
         (REQUESTED, "max_preemptions"),
         (LIMIT, "max_timeouts"),
@@ -159,25 +202,25 @@ def test_by_default_what_came_from_outside_starts_again(outcome):
         (FORCED, "max_failures"),
         (HELD, "max_failures"),
     ],
-    ids=str,
+    ids=text,
 )
-def test_a_budget_ends_it_and_is_named(outcome, key, most):
+def test_a_budget_ends_it_and_is_named(ending, key, most):
     """The message names the key to raise; a used-up budget leaves the other budgets as they are."""
     counts = Counts()
     for step in range(most):
-        assert decide(outcome, counts, limits(**{key: most}), step).starts_again
-    decision = decide(outcome, counts, limits(**{key: most}), most)
+        assert decide_restart(ending, counts, limits(**{key: most}), step).starts_again
+    decision = decide_restart(ending, counts, limits(**{key: most}), most)
     assert not decision.starts_again
-    assert decision.because == f"{outcome}; given up: `resilience.requeue.{key}={most}`"
+    assert decision.because == f"{ending.text}; given up: `resilience.requeue.{key}={most}`"
     assert counts.restarts == most
-    other = LIMIT if outcome is REQUESTED else REQUESTED
-    assert decide(other, counts, limits(**{key: most}), most + 1).starts_again
+    other = LIMIT if ending is REQUESTED else REQUESTED
+    assert decide_restart(other, counts, limits(**{key: most}), most + 1).starts_again
 
 
 def test_a_hang_has_a_budget_of_its_own():
     """Hangs of a flaky network must not use up the budget of crashes."""
     counts, given = Counts(), limits(max_hangs=2, max_failures=0)
-    found = [decide(replace(HUNG, hung_at=n), counts, given, n) for n in range(3)]
+    found = [decide_restart(replace(HUNG, hung_at=n), counts, given, n) for n in range(3)]
     assert [one.starts_again for one in found] == [True, True, False]
     assert found[-1].because == "rank 1 hangs; given up: `resilience.hang.max_restarts=2`"
     assert (counts.hangs, counts.restarts, counts.failures) == (2, 2, 0)
@@ -189,17 +232,17 @@ def test_a_hang_has_a_budget_of_its_own():
 def test_the_same_hang_ends_the_job_unless_it_has_saved_more(step, saved, starts_again):
     """The job would hang at that step every time; a preemption between the hangs does not count."""
     counts = Counts()
-    assert decide(HUNG, counts, limits(), 5).starts_again
+    assert decide_restart(HUNG, counts, limits(), 5).starts_again
     counts = Counts(**json.loads(json.dumps(asdict(counts))))  # as if read back from state.json
-    assert decide(PREEMPTED, counts, limits(), 5).starts_again
-    again = decide(replace(HUNG, hung_at=step), counts, limits(), saved)
+    assert decide_restart(PREEMPTED, counts, limits(), 5).starts_again
+    again = decide_restart(replace(HUNG, hung_at=step), counts, limits(), saved)
     assert again.starts_again == starts_again
     if not starts_again:
         assert "hung at step 7 twice, and saved nothing new" in again.because
 
 
 def test_a_hang_ends_the_job_where_the_policy_says_halt():
-    decision = decide(HUNG, Counts(), limits(is_hang_final=True), 5)
+    decision = decide_restart(HUNG, Counts(), limits(is_hang_final=True), 5)
     assert decision.because == "rank 1 hangs; `resilience.hang.action=halt`"
     assert not decision.starts_again
 
@@ -207,21 +250,21 @@ def test_a_hang_ends_the_job_where_the_policy_says_halt():
 def test_a_check_whose_action_is_halt_ends_the_job_where_there_are_other_nodes():
     """With action `refuse`, which has the same exit code, the job starts again on other nodes."""
     elsewhere = limits(has_other_nodes=True)
-    assert decide(Outcome(69), Counts(), elsewhere, 1).starts_again
-    halted = Outcome(69, reported_reason=Reason.halted, text="ecc on n1: 3 errors")
-    decision = decide(halted, Counts(), elsewhere, 1)
+    assert decide_restart(Ending.of(69), Counts(), elsewhere, 1).starts_again
+    halted = Ending.of(69, Reason.halted, "ecc on n1: 3 errors")
+    decision = decide_restart(halted, Counts(), elsewhere, 1)
     assert (decision.starts_again, decision.because) == (False, "ecc on n1: 3 errors")
 
 
-@pytest.mark.parametrize("outcome", [REQUESTED, LIMIT, KILLED, FORCED], ids=str)
-def test_without_a_limit_only_missing_progress_ends_it(outcome):
+@pytest.mark.parametrize("ending", [REQUESTED, LIMIT, KILLED, FORCED], ids=text)
+def test_without_a_limit_only_missing_progress_ends_it(ending):
     """A thousand preemptions are accepted, but only if steps are saved between them."""
     unlimited = limits(max_failures=None)
     counts = Counts()
     for step in range(1000):
-        assert decide(outcome, counts, unlimited, step).starts_again
+        assert decide_restart(ending, counts, unlimited, step).starts_again
     assert counts.restarts == 1000
-    again = [decide(outcome, counts, unlimited, 999) for _ in range(3)]
+    again = [decide_restart(ending, counts, unlimited, 999) for _ in range(3)]
     assert [one.starts_again for one in again] == [True, True, False]
     assert "given up: 3 attempts in a row saved nothing new" in again[2].because
     assert "`resilience.requeue.max_no_progress=3`" in again[2].because
@@ -233,7 +276,7 @@ def test_progress_is_a_step_that_no_attempt_had_saved():
     steps = [-1, 10, 5, 10, 11, 11, 11]
     found = []
     for step in steps:
-        decide(KILLED, counts, limits(), step)
+        decide_restart(KILLED, counts, limits(), step)
         found.append(counts.no_progress)
     assert found == [1, 0, 1, 2, 0, 1, 2]
     assert counts.best_step == 11
@@ -241,18 +284,18 @@ def test_progress_is_a_step_that_no_attempt_had_saved():
 
 def test_the_first_attempt_counts_where_the_limit_is_one():
     """With `max_no_progress=1` the first attempt without a saved step ends the job."""
-    assert not decide(KILLED, Counts(), limits(max_no_progress=1), -1).starts_again
-    assert decide(KILLED, Counts(), limits(max_no_progress=1), 0).starts_again
+    assert not decide_restart(KILLED, Counts(), limits(max_no_progress=1), -1).starts_again
+    assert decide_restart(KILLED, Counts(), limits(max_no_progress=1), 0).starts_again
 
 
 def test_switched_off_nothing_starts_again_and_the_key_is_named():
     """With `requeue.enabled=false` the job runs exactly once."""
     off = limits(enabled=False, rules=rules(([1], 5)))
-    for outcome in (REQUESTED, LIMIT, KILLED, FORCED, HELD, Outcome(1)):
-        decision = decide(outcome, Counts(), off, 3)
+    for ending in (REQUESTED, LIMIT, KILLED, FORCED, HELD, Ending.of(1)):
+        decision = decide_restart(ending, Counts(), off, 3)
         assert not decision.starts_again
-        assert decision.because == f"{outcome}; `resilience.requeue.enabled` is false"
-    assert decide(Outcome(2), Counts(), off, 3).because == "exit code 2"
+        assert decision.because == f"{ending.text}; `resilience.requeue.enabled` is false"
+    assert decide_restart(Ending.of(2), Counts(), off, 3).because == "exit code 2"
 
 
 def test_a_rule_grants_its_restarts_and_no_more():
@@ -261,13 +304,13 @@ def test_a_rule_grants_its_restarts_and_no_more():
     given = limits(max_failures=0, rules=rules(([7, 8], 2), ([8, 9], 1), ([65], 1)))
     codes = [7, 8, 9, 65]
     for step, code in enumerate(codes):
-        assert decide(Outcome(code), counts, given, step).starts_again, code
+        assert decide_restart(Ending.of(code), counts, given, step).starts_again, code
     for code, rule, most in ((7, 0, 2), (8, 0, 2), (9, 1, 1), (65, 2, 1)):
-        decision = decide(Outcome(code), counts, given, 100 + code)
+        decision = decide_restart(Ending.of(code), counts, given, 100 + code)
         assert not decision.starts_again
         key = f"resilience.requeue.rules[{rule}].max_restarts={most}"
         assert decision.because.endswith(f"; given up: `{key}`")
-    assert not decide(Outcome(1), counts, given, 999).starts_again
+    assert not decide_restart(Ending.of(1), counts, given, 999).starts_again
     assert counts.by_rule == {"0": 2, "1": 1, "2": 1}
     assert counts.failures == 0
     assert asdict(counts) == asdict(Counts(**asdict(counts))), "as state.json brings it back"
@@ -275,19 +318,19 @@ def test_a_rule_grants_its_restarts_and_no_more():
 
 def test_a_rule_for_changed_code_is_for_that_alone():
     """A rule that names only exit codes is for these codes, whatever the code is."""
-    edited = Outcome(1, reported_reason=Reason.code_changed)
+    edited = Ending(Reason.code_changed, 1, "the code changed")
     of_both = RequeueRule([7], "code_changed")
     of_reason = RequeueRule([], "code_changed")
     for given, failed, expected in (
         (of_reason, edited, True),
-        (of_reason, Outcome(1), False),
-        (of_reason, Outcome(65), False),
+        (of_reason, Ending.of(1), False),
+        (of_reason, Ending.of(65), False),
         (of_both, edited, False),
         (of_both, replace(edited, code=7), True),
-        (of_both, Outcome(7), False),
+        (of_both, Ending.of(7), False),
         (RequeueRule([1]), edited, True),
     ):
-        decision = decide(failed, Counts(), limits(rules=[given]), 5)
+        decision = decide_restart(failed, Counts(), limits(rules=[given]), 5)
         assert decision.starts_again == expected, (given, failed)
 
 
@@ -295,26 +338,26 @@ def test_a_rule_does_not_bring_back_what_a_person_stopped():
     """Ctrl+C ends a job even if a rule names its exit code."""
     given = limits(rules=rules(([1, 7], 5)))
     for asked in (Reason.interrupted, Reason.cancelled, Reason.orphaned):
-        assert not decide(Outcome(7, imposed_reason=asked), Counts(), given, 5).starts_again
+        assert not decide_restart(Ending.of(7).imposed(asked), Counts(), given, 5).starts_again
 
 
 def test_a_rule_needs_progress_as_well():
     """Otherwise a rule for exit code 1 would retry a bug at the first step a hundred times."""
     counts = Counts()
     given = limits(rules=rules(([1], 100)))
-    decisions = [decide(Outcome(1), counts, given, -1) for _ in range(3)]
+    decisions = [decide_restart(Ending.of(1), counts, given, -1) for _ in range(3)]
     assert [one.starts_again for one in decisions] == [True, True, False]
 
 
-PREEMPTED = Outcome(143, imposed_reason=Reason.preempted)
-LOST = Outcome(-9, imposed_reason=Reason.node_failed)
+PREEMPTED = Ending.of(143).imposed(Reason.preempted)
+LOST = KILLED.imposed(Reason.node_failed)
 
 
-@pytest.mark.parametrize("outcome", [PREEMPTED, LOST, LIMIT], ids=str)
-def test_attempts_that_the_cluster_cut_short_have_a_limit_of_their_own(outcome):
+@pytest.mark.parametrize("ending", [PREEMPTED, LOST, LIMIT], ids=text)
+def test_attempts_that_the_cluster_cut_short_have_a_limit_of_their_own(ending):
     """A job is not at fault if Slurm announces its time limit after 16 of 60 s, three times."""
     counts = Counts()
-    decisions = [decide(outcome, counts, limits(), -1, is_cut_short=True) for _ in range(11)]
+    decisions = [decide_restart(ending, counts, limits(), -1, is_cut_short=True) for _ in range(11)]
     assert [one.starts_again for one in decisions] == [True] * 10 + [False]
     assert "the cluster ended 11 attempts in a row before they could save" in decisions[10].because
     assert "the limit is 10" in decisions[10].because
@@ -324,9 +367,11 @@ def test_attempts_that_the_cluster_cut_short_have_a_limit_of_their_own(outcome):
 def test_pauses_grow_while_the_cluster_ends_whatever_begins():
     """There is no pause after the first time, which can be chance; a save resets the pauses."""
     counts = Counts()
-    pauses = [decide(PREEMPTED, counts, limits(), -1, is_cut_short=True).pause_s for _ in range(9)]
+    pauses = [
+        decide_restart(PREEMPTED, counts, limits(), -1, is_cut_short=True).pause_s for _ in range(9)
+    ]
     assert pauses == [0, 30, 60, 120, 240, 480, 900, 900, 900]
-    assert decide(PREEMPTED, counts, limits(), 4, is_cut_short=True).pause_s == 0
+    assert decide_restart(PREEMPTED, counts, limits(), 4, is_cut_short=True).pause_s == 0
     assert counts.unfair == 0
 
 
@@ -335,7 +380,7 @@ def test_pauses_grow_while_a_program_asks_at_once_to_be_run_again():
     counts, given = Counts(), limits()
 
     def pause_s(took_s, **more):
-        return decide(REQUESTED, counts, given, -1, took_s=took_s, **more).pause_s
+        return decide_restart(REQUESTED, counts, given, -1, took_s=took_s, **more).pause_s
 
     assert [pause_s(0.5, has_run=False) for _ in range(12)] == [
         *(0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 900)
@@ -345,11 +390,11 @@ def test_pauses_grow_while_a_program_asks_at_once_to_be_run_again():
     assert pause_s(0.5, has_run=True) == 0  # with a Run `max_no_progress` is the limit
 
 
-@pytest.mark.parametrize("outcome", [KILLED, FORCED, REQUESTED], ids=str)
-def test_a_crash_is_the_job_s_own_however_early(outcome):
+@pytest.mark.parametrize("ending", [KILLED, FORCED, REQUESTED], ids=text)
+def test_a_crash_is_the_job_s_own_however_early(ending):
     """A script that is killed as it starts must not be tried eleven times."""
     counts = Counts()
-    decisions = [decide(outcome, counts, limits(), -1, is_cut_short=True) for _ in range(3)]
+    decisions = [decide_restart(ending, counts, limits(), -1, is_cut_short=True) for _ in range(3)]
     assert [one.starts_again for one in decisions] == [True, True, False]
 
 
@@ -357,11 +402,11 @@ def test_a_function_without_a_run_has_no_progress_to_lack():
     """The function starts from the beginning each time, so only its other budgets apply."""
     counts = Counts()
     for _ in range(20):
-        assert decide(PREEMPTED, counts, limits(), -1, has_run=False).starts_again
+        assert decide_restart(PREEMPTED, counts, limits(), -1, has_run=False).starts_again
     assert (
         "max_failures=1"
         in [
-            decide(KILLED, counts, limits(max_failures=1), -1, has_run=False).because
+            decide_restart(KILLED, counts, limits(max_failures=1), -1, has_run=False).because
             for _ in range(2)
         ][1]
     )

@@ -157,19 +157,6 @@ def test_what_a_shell_leaves_behind_has_the_time_that_the_shell_had(commands):
 # -- what exit codes mean --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("code", [1, 65, 69, 70, 71, 73, 74, 78, 129, 130, 143])
-def test_a_command_s_own_exit_code_is_a_failure_whatever_it_means_to_forge(code, tmp_path):
-    """70 is EX_SOFTWARE to most programs, and none of them has forced an exit."""
-    from forge.errors import Reason
-    from forge.job.requeue import Counts, Outcome, decide
-    from forge.jobdir.plan import RequeueLimits
-
-    outcome = Outcome(code, is_command=True)
-    assert (outcome.state, outcome.reason, outcome.exit_code) == ("failed", Reason.failed, code)
-    limits = RequeueLimits(max_no_progress=3, has_other_nodes=True)
-    assert not decide(outcome, Counts(), limits, -1, has_run=False).starts_again
-
-
 def test_exit_code_75_asks_to_be_run_again(commands):
     """As everywhere: it has saved, and is not finished. One that asks at once waits, longer each
     time: what it needs may not be there for hours.
