@@ -180,7 +180,7 @@ class LocalJob(Job):
             at = self._ended[supervisor]
             if code < 0:
                 text = "its supervisor was killed"
-                return at, Ending.of(-9, text=text, is_command=self._is_command)
+                return at, Ending.of(-9, text=text, is_command=self._command is not None)
             report = {"code": code if code < 128 else 128 - code, "is_held": False, "time": at}
         return report["time"], self._read_ending(report, rank)
 
@@ -212,7 +212,7 @@ class LocalJob(Job):
 
     def _send_all(self, number: int) -> None:
         """Signal every process of the job, as Slurm does; a command only by its supervisor."""
-        if self._is_command:
+        if self._command is not None:
             stops = number in (signal.SIGINT, signal.SIGTERM)
             number = signal.Signals[f"SIG{self.plan.signal}"] if stops else number
             for pid in set(self._ranks) - self._statuses.keys():

@@ -87,19 +87,17 @@ class Ending:
         return cls(reason, int(code), text, is_held=is_held, is_command=is_command)
 
     @classmethod
-    def of_command(
-        cls, report: dict[str, Any], how: ExecPlan | None, actions: dict[str, str]
-    ) -> Ending:
+    def of_command(cls, report: dict[str, Any], how: ExecPlan, actions: dict[str, str]) -> Ending:
         """The end of a command, from its supervisor's report.
 
         Args:
             report: The exit code, and the signals that asked the command to stop.
-            how: The plan of the command; None for a rule's recovery command.
+            how: The plan of the command.
             actions: Signal -> action, from the policy.
         """
         code, stops, killed = report["code"], report.get("stops", []), report.get("oom_kills", 0)
         ending = cls.of(code, is_held=report["is_held"], oom_kills=killed, is_command=True)
-        if not stops or (ending.is_finished and how is not None and how.is_zero_finished):
+        if not stops or (ending.is_finished and how.is_zero_finished):
             return ending
         is_requeue = actions.get(stops[0]) == "requeue"
         return ending.imposed(Reason.requested if is_requeue else Reason.signalled)

@@ -60,6 +60,7 @@ from forge.jobdir.job_files import (
     job_ledger,
     suffix,
 )
+from forge.jobdir.plan import ExecPlan
 from forge.jobdir.verdict import Verdict
 from forge.process import processes
 from forge.process.world import RankInfo
@@ -94,8 +95,8 @@ class Job(ABC):
         """Number of the last attempt in the ledger when it began."""
         self._number = 1
         """Number of the attempt, over all starts of the job."""
-        self._is_recovering = False
-        """Whether a rule's recovery command is running, before the job's own command."""
+        self._recovery: dict[str, int] | None = None
+        """`Counts.recovery` while that recovery command is running; else None."""
         self._changed: list[str] = []
         """Source files that differed from those of the submission when the attempt began."""
 
@@ -295,9 +296,9 @@ class Job(ABC):
             attempts.begin(self.directory, self.plan.num_ranks, self._number)
         ending = None
         if self.counts.recovery is not None:
-            self._is_recovering = True
+            self._recovery = self.counts.recovery
             recovered = self._stage(began)
-            self._is_recovering = False
+            self._recovery = None
             if recovered.is_finished:
                 self.counts.recovery = None
             else:
@@ -321,14 +322,14 @@ class Job(ABC):
         output = open_file(self.directory / OUTPUT, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.dup2(output, 1)
         os.dup2(output, 2)
-        kind = "recovery" if self._is_recovering else "attempt"
+        kind = "attempt" if self._recovery is None else "recovery"
         self._record(kind, restarts=self.counts.restarts)
         self._write_state("running", self._because)
         self._before = ledger.last_attempt(self.directory)
         child = self._start(output)
         os.close(output)
         # Only now, so that the task does not wait; a later edit is not in the task's process.
-        self._changed = job_dir.changed_files(self.plan.code)
+        self._changed = job_dir.changed_files(self.plan.code) if self._command is None else []
         status = self._wait(child, began)
         processes.kill_descendants()  # orphans of a supervisor that was killed
         self._end_strays()
@@ -339,7 +340,7 @@ class Job(ABC):
 
     def _explain_by_code(self, ending: Ending) -> Ending:
         """The end of an attempt, with the changed files if it failed with edited code."""
-        if ending.reason is not Reason.failed or ending.is_command or not self._changed:
+        if ending.reason is not Reason.failed or not self._changed:
             return ending
         names = [one.removeprefix(os.path.join(self.plan.cwd, "")) for one in self._changed]
         files = messages.truncate_list(names, _SHOWN_FILES)
@@ -359,25 +360,23 @@ class Job(ABC):
             ATTEMPT: str(self._number),
             "FORGE_RESTART_COUNT": str(self.counts.restarts),
         }
-        recovery = self.counts.recovery if self._is_recovering else None
-        if recovery is not None:
+        if self._recovery is not None:
             environment |= {
                 ATTEMPT: str(self._number - 1),
-                RETURN_CODE: str(recovery["code"]),
-                RECOVERS: str(recovery["rule"]),
+                RETURN_CODE: str(self._recovery["code"]),
+                RECOVERS: str(self._recovery["rule"]),
             }
         return environment
 
     @property
-    def _is_command(self) -> bool:
-        """Whether the current attempt runs a command that does not use forge."""
-        return self.plan.exec is not None or self._is_recovering
+    def _command(self) -> ExecPlan | None:
+        """The plan of the command that is running; None for the user's main, which uses forge."""
+        return self.plan.exec if self._recovery is None else ExecPlan()
 
     def _read_ending(self, report: dict[str, Any], rank: int = 0) -> Ending:
         """The end of a task, from its supervisor's report and its own verdict."""
-        if self._is_command:
-            how = None if self._is_recovering else self.plan.exec
-            return Ending.of_command(report, how, self.plan.actions)
+        if self._command is not None:
+            return Ending.of_command(report, self._command, self.plan.actions)
         code, said = report["code"], verdict.read(self.directory, rank)
         if code == ExitCode.FINISHED and not self._has_returned(said, rank):
             return Ending.of(1, text="ended with code 0 before main had returned (os._exit, fork?)")

@@ -120,7 +120,7 @@ class JobPlan:
     slurm: SlurmPlan | None = None
     """None: the job does not run on a cluster."""
     code: dict[str, str] = field(default_factory=dict)
-    """Source file -> its sha256 at the submission; empty for a command."""
+    """Source file of the sweep's program -> its sha256 at the submission."""
     launch: str = ""
     """Name of the bundle from which it was extracted; a later bundle has a higher name."""
     version: str = __version__

@@ -103,6 +103,6 @@ def unpack(path: Path, number: int) -> Path:
         write_json(forge_dir(directory) / CODE, head["code"])
     task = pickle.dumps({"common": common, "config": config})
     write_atomically(forge_dir(directory) / TASK, task)
-    code = head["code"] if plan.exec is None else {}
-    replace(plan, code=code, launch=path.name).write(directory)  # last: marks it as unpacked
+    plan = replace(plan, code=head["code"], launch=path.name)
+    plan.write(directory)  # last: it marks the job as unpacked
     return directory

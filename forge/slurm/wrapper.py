@@ -363,11 +363,9 @@ class SlurmJob(Job):
 
     def _has_finished(self, found: Ending) -> bool:
         """Whether the task has certainly finished; if not, the controller is asked."""
-        if self._is_command and found.is_finished:
-            # Slurm signals us and the command, which can exit with 0 before we see the signal.
-            declared = self.plan.exec is not None and self.plan.exec.is_zero_finished
-            return declared and not self._is_recovering
-        return found.is_finished
+        # Slurm signals us and a command, which can exit with 0 before we see the signal.
+        is_certain = self._command is None or self._command.is_zero_finished
+        return found.is_finished and is_certain
 
     def _of_rank(
         self, rank: int, report: dict[str, Any] | None, status: int
@@ -378,8 +376,8 @@ class SlurmJob(Job):
         code = self._from_srun(status)
         is_stopped = code == ExitCode.REQUEUE or code > 128
         text = "its supervisor was killed" if code < 0 and not self._has_begun else ""
-        ending = Ending.of(code, text=text, is_command=self._is_command)
-        is_asked = self._is_command and is_stopped
+        ending = Ending.of(code, text=text, is_command=self._command is not None)
+        is_asked = ending.is_command and is_stopped
         return math.inf, ending.imposed(Reason.signalled) if is_asked else ending
 
     def _from_srun(self, status: int) -> int:
@@ -404,8 +402,7 @@ class SlurmJob(Job):
             return Reason.cancelled
         if self._why is Why.script_killed:
             return None if found.is_finished else Reason.crashed
-        is_own = code in (ExitCode.HALTED, ExitCode.BAD_CONFIG, ExitCode.UNHEALTHY)
-        if is_own and not found.is_command:
+        if found.reason in (Reason.halted, Reason.bad_config, Reason.unhealthy):
             return None
         if self._why in (Why.preempted, Why.requeued):
             return Reason.preempted

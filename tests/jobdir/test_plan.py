@@ -29,14 +29,10 @@ def test_a_bundle_gives_the_same_plan(tmp_path):
     """On a cluster it goes through another file first."""
     made = planned(ranks=3)
     path = next(bundle.paths(tmp_path))
-    command = replace(made, exec=plan.ExecPlan())
-    jobs = [(tmp_path / "job", made, b""), (tmp_path / "command", command, b"")]
-    bundle.write(path, b"", jobs, {"train.py": "a5"})
+    bundle.write(path, b"", [(tmp_path / "job", made, b"")], {"train.py": "a5"})
     bundle.unpack(path, 0)
-    bundle.unpack(path, 1)
     found = replace(made, launch=path.name, code={"train.py": "a5"})
     assert plan.read(tmp_path / "job") == found
-    assert plan.read(tmp_path / "command").code == {}, "forge does not know a command's files"
 
 
 @pytest.mark.parametrize(

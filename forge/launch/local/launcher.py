@@ -111,6 +111,6 @@ def _freeze(
             tasks = options.tasks_per_job
             threads = max(options.cpus_per_job // tasks, 1)
             made = plan.make(job, main, options.time_limit_s, threads, tasks)
-            replace(made, code=code if job.command is None else {}).write(job.directory)
+            replace(made, code=code).write(job.directory)
         finally:
             HydraConfig.instance().cfg = outer
