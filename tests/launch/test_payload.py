@@ -125,28 +125,11 @@ def test_the_script_is_itself_in_the_jobs_process(tmp_path):
     whats = ["look", "number", "dict", "object", "generator", "raise", "raise lock"]
     whats += ["exit0", "exit3", "exit", "exittext"]
     app = make(tmp_path / "app", RICH, vendored__tool="NAME = 'vendored'")
-    flags = ["-O", "-X", "dev", "-W", "error::SyntaxWarning", "-W", "ignore::ResourceWarning"]
-    done = run(
-        app,
-        [*flags, "train.py"],
-        "mode=fast",
-        "what=" + ",".join(f"'{one}'" for one in whats),
-        "hydra.launcher.n_jobs=3",
-    )
+    given = ",".join(f"'{one}'" for one in whats)
+    done = app.run("mode=fast", f"what={given}", "hydra.launcher.n_jobs=3")
     assert done.returncode == 0, done.stdout  # the spy returned nothing to raise
     for number in range(len(whats)):
-        found = seen(app, number)
-        assert found["same enum"], number
-        assert found["same class"]
-        assert found["typed"], "compiled with the annotations that the script asks for"
-        assert found["resolved"] == [8, 12, 2]
-        assert found["tool"] == "vendored"
-        assert found["argv"][0] == "train.py"
-        assert "mode=fast" in found["argv"]
-        assert found["optimize"] == 1
-        assert found["dev"]
-        assert {"error::SyntaxWarning", "ignore::ResourceWarning"} <= set(found["warnings"])
-        assert app.job(number).output.count("called") == 1
+        assert_is_itself(app, number)
 
     states = dict(zip(whats, (app.job(n).state for n in range(len(whats))), strict=True))
     failed = {what for what, state in states.items() if state["state"] == "failed"}
@@ -178,6 +161,31 @@ def test_the_script_is_itself_in_the_jobs_process(tmp_path):
     assert "exit code 3" in shown.splitlines()[0]
     assert "the last words" in shown
     assert "a complaint" in shown
+
+
+def assert_is_itself(app, number):
+    found = seen(app, number)
+    assert found["same enum"], number
+    assert found["same class"]
+    assert found["typed"], "compiled with the annotations that the script asks for"
+    assert found["resolved"] == [8, 12, 2]
+    assert found["tool"] == "vendored"
+    assert found["argv"][0] == "train.py"
+    assert "mode=fast" in found["argv"]
+    assert app.job(number).output.count("called") == 1
+
+
+def test_the_jobs_process_has_python_s_own_options(tmp_path):
+    """An assertion that is left out here would be made there."""
+    app = make(tmp_path / "app", RICH, vendored__tool="NAME = 'vendored'")
+    flags = ["-O", "-X", "dev", "-W", "error::SyntaxWarning", "-W", "ignore::ResourceWarning"]
+    done = run(app, [*flags, "train.py"], "mode=fast", "what=look")
+    assert done.returncode == 0, done.stdout
+    assert_is_itself(app, 0)
+    found = seen(app, 0)
+    assert found["optimize"] == 1
+    assert found["dev"]
+    assert {"error::SyntaxWarning", "ignore::ResourceWarning"} <= set(found["warnings"])
 
 
 def test_the_traceback_of_the_jobs_own_process_comes_with_the_error(tmp_path):

@@ -4,7 +4,9 @@ import json
 import subprocess
 import sys
 import textwrap
+from functools import partial
 
+import warm
 from sweeps import App
 
 REPORT = """
@@ -38,13 +40,16 @@ def make(folder, train: str, conf: str = "what: none\n", **files: str) -> App:
 
 def run(app: App, program: list[str], *overrides: str) -> subprocess.CompletedProcess:
     """The sweep, started by another command line than `python train.py`."""
-    return subprocess.run(
+    is_folder = (app.folder / program[0]).is_dir()  # which only Python itself can run
+    begin = subprocess.run if is_folder else partial(warm.run, is_parent=True)
+    return begin(
         [sys.executable, *program, *app.command(*overrides)[2:]],
         cwd=app.folder,
         text=True,
         timeout=200,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
+        start_new_session=True,
     )
 
 

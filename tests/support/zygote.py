@@ -262,6 +262,7 @@ def run(command, environment):
     given = environment.get("PYTHONPATH", "").split(os.pathsep)
     base = [one for one in BASE if one not in given]
     sys.path[:] = [*filter(None, given), *base]
+    sys.modules.pop("__mp_main__", None)  # multiprocessing's name for this file
     if kind == "-m":
         sys.argv[:] = rest
         sys.path.insert(0, os.getcwd())
@@ -269,7 +270,7 @@ def run(command, environment):
         return
     module = ModuleType("__main__")
     module.__builtins__ = sys.modules["builtins"]
-    sys.modules["__main__"] = module
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = module
     if kind == "-c":
         sys.argv[:] = ["-c", *rest[1:]]
         if "-I" not in flags:
