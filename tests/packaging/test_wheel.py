@@ -92,8 +92,8 @@ def test_a_type_checker_sees_the_annotations_of_the_wheel(with_wheel, tmp_path):
     script.write_text(SCRIPT)
     command = [sys.executable, "-m", "mypy", "--strict", "--python-executable", with_wheel.python]
     config = tmp_path / "mypy.ini"  # what forge imports takes a minute to look through
-    config.write_text("[mypy]\nfollow_imports = silent\n[mypy-torch.*]\nfollow_imports = skip\n")
-    command += ["--cache-dir", str(tmp_path / "cache"), "--config-file", str(config), str(script)]
+    config.write_text("[mypy]\nfollow_imports = skip\n[mypy-forge.*]\nfollow_imports = silent\n")
+    command += ["--cache-dir", os.devnull, "--config-file", str(config), str(script)]
     shown = run(command, tmp_path, code=1)
     lines = [line.partition("train.py:")[2] for line in shown.splitlines()]
     for line, (number, message) in zip(lines, MISTAKES, strict=False):
@@ -129,7 +129,7 @@ def test_pip_finds_nothing_missing_and_nothing_but_what_is_required(with_wheel, 
     assert not {"pytest", "matplotlib", "safetensors", "torchdata"} & names
 
 
-STEPS = 3000
+STEPS = 1500
 CLEAN = {
     "PYTHONPATH": QUICK if IS_QUICK else "",
     "COVERAGE_PROCESS_START": "",
@@ -181,25 +181,34 @@ def trains(process, job, step):
 
 
 RATE = "1e-3"
-"""The first rate of the tutorial's sweep; its config has the same here, so one run is enough."""
+"""The first rate of the tutorial's sweep; its config has the same here, so they are compared."""
+
+
+def job_of(app, number):
+    """The directory of a job of the sweep; before there is one, the app's."""
+    return next(app.glob(f"multirun/*/*/{number}"), app)
 
 
 @pytest.fixture(scope="session")
-def undisturbed(with_wheel, shared_folder):
-    """What the app prints and keeps if nobody interrupts it."""
+def swept(with_wheel, shared_folder):
+    """The tutorial's files, and its sweep, of which the first job was killed once."""
 
     def make(folder):
-        line = f"{TRAIN} hydra.run.dir=whole"
-        process = start(with_wheel, line, write_tutorial(folder), "whole.txt")
-        assert process.wait() == 0, process.output
+        app = write_tutorial(folder / "app")
+        sweep = start(with_wheel, SWEEP, app)
+        trains(sweep, lambda: job_of(app, 0), 50)
+        wrapper = json.loads((job_of(app, 0) / ".forge" / "state.json").read_text())["pid"]
+        assert processes.send(processes.descendants(wrapper)[-1], signal.SIGKILL)
+        assert sweep.wait() == 0, sweep.output
 
-    folder = made_once(shared_folder / "undisturbed_app", make)
-    last_line = (folder / "whole.txt").read_text().splitlines()[-1]
-    return last_line, trained_tensors(folder / "whole" / "checkpoints")
+    return made_once(shared_folder / "swept", make) / "app"
 
 
-def test_the_readme_app_runs_is_stopped_and_resumes_from_the_wheel(with_wheel, undisturbed, app):
-    """The first thing that a newcomer does, in a clean environment and an empty folder."""
+def test_the_readme_app_runs_is_stopped_and_resumes_from_the_wheel(with_wheel, swept, app):
+    """The first thing that a newcomer does, in a clean environment and an empty folder.
+
+    It ends as the job of the sweep that has the same rate, and was killed and not stopped.
+    """
 
     def out():
         return next(app.glob("outputs/*/*"), app)
@@ -212,28 +221,22 @@ def test_the_readme_app_runs_is_stopped_and_resumes_from_the_wheel(with_wheel, u
     second = start(with_wheel, resume, app, "resumed.txt")
     assert second.wait() == 0, second.output
     found = second.output.splitlines()[-1], trained_tensors(out() / "checkpoints")
-    assert found == undisturbed
+    job = job_of(swept, 0)
+    log = (job / "output.log").read_text()
+    assert found == (log.splitlines()[-1], trained_tensors(job / "checkpoints"))
     assert all(found)
     starts = [e for a in ledger.read(out()).attempts for e in a.events if e["kind"] == "start"]
     assert [start["step"] > 0 for start in starts] == [False, True]
 
 
-def test_the_readme_sweep_runs_is_killed_and_goes_on_from_the_wheel(with_wheel, undisturbed, app):
+def test_the_readme_sweep_runs_is_killed_and_goes_on_from_the_wheel(swept):
     """The command of the tutorial and of README; the app has no guard around main()."""
     lines = [line.partition("#")[0] for block in blocks("sh") for line in block.splitlines()]
     assert SWEEP in map(str.strip, lines)
-    sweep = start(with_wheel, SWEEP, app)
-
-    def job(number="0"):
-        return next(app.glob(f"multirun/*/*/{number}"), app)
-
-    trains(sweep, job, 50)
-    wrapper = json.loads((job() / ".forge" / "state.json").read_text())["pid"]
-    assert processes.send(processes.descendants(wrapper)[-1], signal.SIGKILL)
-    assert sweep.wait() == 0, sweep.output
-    weights = [trained_tensors(job(number) / "checkpoints") for number in ("0", "1")]
-    assert weights[0] == undisturbed[1] != weights[1]
-    assert [len(ledger.read(job(number)).attempts) for number in ("0", "1")] == [2, 1]
+    jobs = [job_of(swept, number) for number in (0, 1)]
+    weights = [trained_tensors(job / "checkpoints") for job in jobs]
+    assert weights[0] != weights[1]
+    assert [len(ledger.read(job).attempts) for job in jobs] == [2, 1]
 
 
 @pytest.mark.parametrize(

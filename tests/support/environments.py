@@ -9,6 +9,7 @@ Nothing is downloaded.
 
 from __future__ import annotations
 
+import os
 import sys
 import sysconfig
 import zipfile
@@ -36,11 +37,13 @@ class Environment:
         run([sys.executable, "-m", "venv", "--without-pip", str(folder)], folder.parent)
         made = Environment(folder)
         for distribution in needed(requirements):
-            for file in distribution.files or ():
-                if ".." not in file.parts:  # scripts start the outer Python
-                    link = made.site_packages / file
-                    link.parent.mkdir(parents=True, exist_ok=True)
-                    link.symlink_to(file.locate())
+            outer = str(distribution.locate_file(""))
+            files = [str(file) for file in distribution.files or ()]
+            inside = [file for file in files if ".." not in file]  # scripts start the outer Python
+            for parent in {os.path.dirname(file) for file in inside}:
+                (made.site_packages / parent).mkdir(parents=True, exist_ok=True)
+            for file in inside:
+                os.symlink(f"{outer}/{file}", f"{made.site_packages}/{file}")
         return made
 
     def install(self, *what: str) -> None:
