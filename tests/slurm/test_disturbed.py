@@ -12,12 +12,12 @@ from cluster import submit, wait_for
 from slurm_apps import HOLD, SlurmApp, SlurmJob, reasons, table, urgent
 from sweeps import assert_same_job
 
-from forge.process import processes
-
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 ON_N2 = ("preempted", "zero", "stuck", "slow")
-ON_N1 = ("killed", "wrapper", "srun", "cancelled", "asked", "termed", "plain")
+ON_N1 = ("struck", "cancelled", "asked")
+KILLED = ("task", "wrapper", "srun")
+"""Processes of the job `struck`, each killed in an attempt; then comes a SIGTERM by hand."""
 
 EXITS = """
     import os, sys, time, traceback
@@ -83,10 +83,10 @@ class Sweeps:
         self.app = SlurmApp(cluster, folder / "disturbed")
         self.limits = SlurmApp(cluster, folder / "limits")
         self.exits = SlurmApp(cluster, folder / "exits", EXITS, EXITS_CONF)
-        ones = dict.fromkeys((*ON_N2, "cancelled", "asked", "termed", "wrapper", "srun"), 1)
+        ones = dict.fromkeys((*ON_N2, "cancelled", "asked"), 1)
         self.sweep = self.app.start(
             f"kind={','.join([*ON_N2, *ON_N1])}",
-            f"++holds={table(**ones, killed=2)}",
+            f"++holds={table(**ones, struck=4)}",
             f"++nodes={table(**dict.fromkeys(ON_N2, 'n2'))}",
             f"++partitions={table(zero='zero')}",
         )
@@ -103,18 +103,17 @@ class Sweeps:
         for kind in (*ON_N2, *ON_N1):
             self.app.wait_for_gate(f"{kind} 0", self.sweep)
         jobs = self.app.jobs()
-        assert processes.send(jobs["killed"].task, signal.SIGKILL)
-        assert processes.send(jobs["wrapper"].state["pid"], signal.SIGKILL)
-        assert processes.send(jobs["srun"].srun, signal.SIGKILL)
         preempting = urgent(self.cluster, self.app.folder, "--nodelist=n2")
         jobs["cancelled"].scancel()
         jobs["asked"].scancel("--signal=USR1")
-        jobs["termed"].scancel("--signal=TERM")
         self.app.wait_for_gate("saving", self.sweep)
         jobs["slow"].scancel()
         (self.app.gates / "cancelled").touch()
-        self.app.wait_for_gate("killed 1", self.sweep)
-        assert processes.send(jobs["killed"].task, signal.SIGKILL)
+        for number, kind in enumerate(KILLED):
+            self.app.wait_for_gate(f"struck {number}", self.sweep)
+            jobs["struck"].kill(kind)
+        self.app.wait_for_gate(f"struck {len(KILLED)}", self.sweep)
+        jobs["struck"].scancel("--signal=TERM")
         is_over = lambda: self.cluster.show(preempting)["JobState"] == "COMPLETED"  # noqa: E731
         wait_for(is_over, "end of the urgent job")
         self._exit()
@@ -188,31 +187,29 @@ def test_a_task_that_hears_nothing_goes_on_from_its_last_good_checkpoint(job, un
     assert job.counts["preemptions"] == 1
 
 
-@of("killed")
-def test_a_task_that_is_killed_is_started_again_on_the_same_nodes(job, undisturbed):
-    """At once: to queue again for what is still ours could cost a day."""
+@of("struck")
+def test_a_job_comes_to_its_end_whichever_of_its_processes_is_killed(job, undisturbed):
+    """On the same nodes, and at once: to queue again for what is still ours could cost a day.
+
+    The batch script starts a wrapper again. What is left of a step is ended before the task begins
+    again: two tasks in one directory would be one too many. A step whose srun is killed has told
+    nobody how it ended, so that this job goes through the queue.
+    """
     assert_same_job(job, undisturbed)
-    assert job.restarts == 0
-    assert reasons(job) == ["crashed", "crashed", "finished"]
-    assert job.counts["failures"] == 2
+    kinds = [one["kind"] for one in job.told if one["kind"] in ("attempt", "requeued")]
+    assert kinds == [*["attempt"] * len(KILLED), "requeued", "attempt", "attempt"]
+    assert job.restarts == 1
+    assert job.counts["failures"] == len(KILLED)
+    assert job.attempts == len(KILLED) + 2
+    assert job.starts[: len(KILLED) + 1] == [0, *[10] * len(KILLED)]
     assert job.state["reason"] == "finished"
 
 
-@of("wrapper")
-def test_a_wrapper_that_is_killed_is_started_again(job, undisturbed):
-    """By the batch script; what is left of the step is ended before the task begins again."""
-    assert_same_job(job, undisturbed)
-    assert job.restarts == 0
-    assert job.counts["failures"] == 1
-    assert job.attempts == 2
-
-
-@of("srun")
-def test_a_step_whose_srun_is_killed_is_ended_before_the_next_begins(job, undisturbed):
-    """Two tasks in one directory would be one too many."""
-    assert_same_job(job, undisturbed)
-    assert job.attempts == 2
-    assert job.counts["failures"] == 1
+@of("struck")
+def test_sigterm_by_hand_saves_and_goes_on(job):
+    """Slurm has no reason for it, so there is none to give the nodes back."""
+    assert job.repeated[-1] == 0
+    assert reasons(job) == ["crashed", "crashed", "signalled", "finished"]
 
 
 @of("cancelled", "slow")
@@ -235,27 +232,18 @@ def test_sigusr1_by_hand_requeues(job, undisturbed):
     assert reasons(job) == ["requested", "finished"]
 
 
-@of("termed")
-def test_sigterm_by_hand_saves_and_goes_on(job, undisturbed):
-    """Slurm has no reason for it, so there is none to give the nodes back."""
-    assert_same_job(job, undisturbed)
-    assert job.restarts == 0
-    assert job.repeated == [0]
-    assert reasons(job) == ["signalled", "finished"]
-
-
-@of("plain")
-def test_the_other_jobs_of_the_sweep_are_left_alone(job, undisturbed):
-    """The siblings of a cancelled job are in the same array."""
-    assert_same_job(job, undisturbed)
-    assert job.attempts == 1
-    assert job.restarts == 0
+@of("struck", "asked")
+def test_the_siblings_of_a_cancelled_job_are_left_alone(job, sweeps):
+    """They are in the same array."""
+    cancelled = sweeps.app.jobs()["cancelled"]
+    assert job.shown["ArrayJobId"] == cancelled.shown["ArrayJobId"]
+    assert job.state["state"] == "finished"
 
 
 def test_the_launcher_reports_what_became_of_each_job(sweeps):
     """And how to resume what was stopped."""
     assert sweeps.sweep.wait() == 1
-    assert "9 of 11 finished · 2 stopped" in sweeps.sweep.output
+    assert "5 of 7 finished · 2 stopped" in sweeps.sweep.output
     assert "To resume (starts again: 2 cancelled):\n" in sweeps.sweep.output
 
 
