@@ -18,10 +18,14 @@ def folder(cluster, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def undisturbed(folder):
+    return folder.result_here()
+
+
+@pytest.fixture(scope="module")
 def usual(cluster, folder):
     """Jobs with all the ends that are tested each time."""
     jobs = {
-        "undisturbed": folder.submit("undisturbed", f"{RUN} holds=none", "--nodelist=n2"),
         "preempted": folder.submit("preempted", RUN, "--nodelist=n1"),
         "cancelled": folder.submit("cancelled", f"{RUN} slow=1", "--nodelist=n1"),
         "by hand": folder.submit("by hand", RUN, "--nodelist=n2"),
@@ -39,21 +43,21 @@ def usual(cluster, folder):
     cluster.clear()
 
 
-def test_a_preempted_script_is_requeued_once_and_ends_with_the_same_bits(usual):
+def test_a_preempted_script_is_requeued_once_and_ends_with_the_same_bits(usual, undisturbed):
     """There is no wrapper; Slurm requeues only a job that still runs after its preemption."""
     job = usual["preempted"]
     assert job.end() == ("COMPLETED", 1), job.output
-    assert job.noted("result") == usual["undisturbed"].noted("result")
+    assert job.noted("result") == undisturbed
     assert job.repeated() == 0
     assert job.noted("callbacks") == ["0"]
     assert job.state["counts"]["preemptions"] == 1
 
 
-def test_a_script_at_its_limit_is_requeued_within_the_budget_of_time_limits(usual):
+def test_a_script_at_its_limit_is_requeued_within_the_budget_of_time_limits(usual, undisturbed):
     """Any signal that the policy maps to `requeue` can announce the time limit."""
     job = usual["limit"]
     assert job.end() == ("COMPLETED", 1), job.output
-    assert job.noted("result") == usual["undisturbed"].noted("result")
+    assert job.noted("result") == undisturbed
     assert job.state["counts"]["timeouts"] == 1
 
 
