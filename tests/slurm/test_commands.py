@@ -15,8 +15,8 @@ from forge.process import processes
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
-AWKWARD = {"cd": 0, "pipeline": -15, "wrapper": 0, "deaf": -9, "daemon": 0, "trap": 0}
-"""Each with its exit code when it is asked to stop."""
+AWKWARD = {"pipeline": -15, "deaf": -9, "daemon": 0, "trap": 0}
+"""Each with its exit code when it is asked to stop; `any_command.py` has the others."""
 KILLED = ("batch", "supervisor", "command")
 """Jobs of which this process is killed."""
 MORE = {

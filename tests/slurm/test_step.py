@@ -122,15 +122,16 @@ def test_a_signal_to_the_shell_alone_is_passed_on(shell, tmp_path):
     assert read_json(forge_dir(tmp_path) / REPORT)["code"] == 75
 
 
-def test_a_signal_at_any_moment_is_acted_on(shell, tmp_path):
+@pytest.mark.parametrize("times", [6, pytest.param(50, marks=pytest.mark.proofs)])
+def test_a_signal_at_any_moment_is_acted_on(shell, tmp_path, times):
     """From the first instant: the shell's start, the fork, the interpreter's, the supervisor's."""
     rng = random.Random(shell)
-    for number in range(25):
+    for number in range(times):
         directory = tmp_path / str(number)
         directory.mkdir()
         process = Process(watched(shell, directory), directory / "out", directory)
         process.wait_for(lambda pid=process.pid: _is_shell(pid, shell), "exec of the shell")
-        if may_be_deaf := number < 5:
+        if may_be_deaf := number < times / 5:
             signal.sigtimedwait([], rng.expovariate(1 / 0.002))
         else:
             process.wait_for(lambda one=process: one.catches(signal.SIGUSR2), "its first lines")
