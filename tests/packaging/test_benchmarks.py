@@ -39,8 +39,8 @@ RUNS = {
 }
 """Benchmark -> its options, and something that it prints."""
 STARTS_PROCESSES = {
-    *("checkpoint.py", "health_beside.py", "launch.py", "progress_marks.py", "restart_ranks.py"),
-    *("slurm_launch.py", "startup.py", "step.py"),
+    *("agreement.py", "checkpoint.py", "health_beside.py", "launch.py", "progress_marks.py"),
+    *("rank_saving.py", "restart_ranks.py", "slurm_launch.py", "startup.py", "step.py"),
 }
 IN_ONE_PROCESS = """
 import json, runpy, sys
