@@ -21,7 +21,7 @@ def test_the_printed_command_goes_on_with_the_same_bits(app):
     assert app.run("hydra.run.dir=whole", "lr=0.2").returncode == 0
     stopped = app.run("hydra.run.dir=cut", "lr=0.2", "+signal_in=3".replace("+", ""))
     assert stopped.returncode == 143, stopped.stdout
-    resumed = app.resume(stopped.stdout, in_shell=True)
+    resumed = app.resume(stopped.stdout, in_shell=True, is_forked=False)
     assert resumed.returncode == 0, resumed.stdout
     assert_same_bits(app.weights("whole"), app.weights("cut"))
     assert (app.folder / "cut/.forge/resume.sh").read_text().splitlines()[-1].startswith("cd ")

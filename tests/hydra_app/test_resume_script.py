@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import warm
 from harness import assert_same_bits
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra_apps import App
@@ -80,7 +81,7 @@ def test_a_script_that_goes_elsewhere_is_resumed_from_where_it_was_started(tmp_p
     (tmp_path / "train.py").write_text(PLAIN)
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, "train.py", "ck", "there"]
-    assert subprocess.run(command, cwd=tmp_path, env=environment, timeout=120).returncode == 143
+    assert warm.run(command, cwd=tmp_path, env=environment, timeout=120).returncode == 143
     job = tmp_path / "there/ck"
     resumed = resume(job, OMP_NUM_THREADS="2")
     assert resumed.returncode == 0, resumed.stdout

@@ -42,7 +42,7 @@ def test_ctrl_c_stops_all_jobs_and_the_printed_command_goes_on(app, undisturbed)
     assert app.job(0).is_free()
     assert app.job(1).is_free()
     assert [app.job(n).state["state"] for n in (0, 1)] == ["stopped", "stopped"]
-    again = app.go_on(sweep.output, in_shell=True)
+    again = app.go_on(sweep.output, in_shell=True, is_forked=False)
     assert again.returncode == 0, again.stdout
     for number, rate in ((0, "0.1"), (1, "0.2")):
         assert_same_job(app.job(number), undisturbed[rate])

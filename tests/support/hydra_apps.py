@@ -38,9 +38,9 @@ class App:
             **options,
         )
 
-    def resume(self, output: str, *, in_shell: bool = False) -> subprocess.CompletedProcess:
+    def resume(self, output: str, **how: bool) -> subprocess.CompletedProcess:
         """By the command that was printed."""
-        return warm.run_printed(output, in_shell=in_shell)
+        return warm.run_printed(output, **how)
 
     def seen(self, job: str) -> list[str]:
         return (self.folder / job / "seen.txt").read_text().splitlines()

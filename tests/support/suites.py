@@ -1,6 +1,10 @@
 """Hydra's own suites for launchers, for whichever of ours is named."""
 
+import subprocess
+from functools import partial
+
 import pytest
+import warm
 from hydra.core.plugins import Plugins
 from hydra.core.singleton import Singleton
 from hydra.test_utils.launcher_common_tests import (
@@ -20,6 +24,10 @@ class _WithoutVersionBase:
     @pytest.fixture(autouse=True)
     def _forget_that_of_other_tests(self, monkeypatch):
         monkeypatch.delitem(Singleton._instances, VersionBase, raising=False)
+
+    @pytest.fixture(autouse=True)
+    def _fork_jobs(self, monkeypatch):
+        monkeypatch.setattr(subprocess, "Popen", partial(warm.Popen, is_parent=True))
 
 
 def suites(launcher, *overrides):

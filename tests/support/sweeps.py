@@ -148,9 +148,9 @@ class App:
         assert done.returncode == 0, done.stdout + logs
         return done.stdout
 
-    def go_on(self, output: str, *, in_shell: bool = False) -> subprocess.CompletedProcess:
+    def go_on(self, output: str, **how: bool) -> subprocess.CompletedProcess:
         """Run the printed resume command."""
-        return warm.run_printed(output, in_shell=in_shell)
+        return warm.run_printed(output, **how)
 
     def job(self, name: str | int) -> SweptJob:
         return SweptJob(self.sweep_dir / str(name))

@@ -193,18 +193,38 @@ def run(args: list[str], *, timeout: float, **options: object) -> subprocess.Com
     return subprocess.CompletedProcess(args, process.returncode, output, errors)
 
 
-def run_printed(output: str, *, in_shell: bool = False) -> subprocess.CompletedProcess:
-    """Run the last printed command, `cd <folder> && [env A=1] python …`, from another folder."""
+PRINT_START = (
+    "import json, os, sys; json.dump([sys.argv, os.getcwd(), dict(os.environ)], sys.stdout)"
+)
+
+
+def run_printed(
+    output: str, *, in_shell: bool = False, is_forked: bool = True
+) -> subprocess.CompletedProcess:
+    """Run the last printed command, `cd <folder> && [env A=1] python …`, from another folder.
+
+    Args:
+        in_shell: Let a shell read the command, as for a person who pastes it.
+        is_forked: Fork what the shell would start; false: let the shell start it.
+    """
     lines = [line.strip() for line in output.splitlines()]
     command = next(line for line in reversed(lines) if line.startswith("cd "))
     options = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    if in_shell:
+    if in_shell and not is_forked:
         return subprocess.run(command, shell=True, cwd="/", timeout=200, **options)
-    _, folder, then, *args = shlex.split(command)
-    assert then == "&&", command
-    options |= {"cwd": folder, "env": dict(os.environ), "is_parent": "-m" in args}
-    if args[0] == "env":
-        while "=" in args[1]:
-            options["env"].update([args.pop(1).split("=", 1)])
-        del args[0]
+    if in_shell:
+        python = f" {shlex.quote(sys.executable)} "
+        assert command.count(python) == 1, command
+        asked = command.replace(python, f"{python}-ISc {shlex.quote(PRINT_START)} ")
+        args, folder, env = json.loads(subprocess.check_output(asked, shell=True, cwd="/"))
+        args = [sys.executable, *args[1:]]
+    else:
+        _, folder, then, *args = shlex.split(command)
+        assert then == "&&", command
+        env = dict(os.environ)
+        if args[0] == "env":
+            while "=" in args[1]:
+                env.update([args.pop(1).split("=", 1)])
+            del args[0]
+    options |= {"cwd": folder, "env": env, "is_parent": "-m" in args}
     return run(args, timeout=200, start_new_session=True, **options)
