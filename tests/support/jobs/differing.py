@@ -32,7 +32,8 @@ if "script" in mine:
 torch.manual_seed(1)
 model = DistributedDataParallel(torch.nn.Linear(2, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-policy = {"checkpoint": {"dir": "checkpoints"}} | mine.get("policy", {})
+saves = {"dir": "checkpoints", "every_steps": mine.get("every_steps")}
+policy = {"checkpoint": saves} | mine.get("policy", {})
 known = {"config": mine["config"]} if "config" in mine else {}
 with forge.Run(policy, model=model, optimizer=optimizer, **known) as run:
     for step in run.steps(4):

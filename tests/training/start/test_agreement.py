@@ -19,6 +19,10 @@ def started(folder, *of_ranks):
     ("of_ranks", "text"),
     [
         (({}, NAN), "`nan.action` is warn on rank 1, but skip on rank 0"),
+        (
+            ({"every_steps": 5}, {}),
+            "`checkpoint.every_steps` is null on rank 1, but 5 on rank 0",
+        ),
         (({}, NAN, NAN), "`nan.action` is warn on rank 1, 2, but skip on rank 0"),
         (({"config": {"lr": 1}}, {"config": {"lr": 2}}), "`lr` is 2 on rank 1, but 1 on rank 0"),
         (
