@@ -17,7 +17,7 @@ from repository import ROOT, files
 
 pytestmark = pytest.mark.slow
 
-IMPORTED = {"several.py", "planned_storage.py"}
+IMPORTED = {"several.py"}
 """Imported by other benchmarks."""
 WITHIN = {"ending.py", "loading.py", "saving.py", "stopping.py"}
 """Run by `checkpoint.py`."""
@@ -29,7 +29,6 @@ RUNS = {
     "health_beside.py": (f"--seconds 0.1 {ONE}", "wake-ups"),
     "launch.py": (f"--jobs 1 {ONE}", "a sweep of one such job"),
     "nan_check.py": (f"--millions 0.1 {ONE}", "no check"),
-    "planners.py": (SMALL, "durable"),
     "progress_marks.py": ("--pairs 1 --steps 10 --seconds 0.1 --calls 10", "wake-ups"),
     "rank_saving.py": (f"{SMALL} --ranks 2", "dcp.async_save"),
     "restart_ranks.py": (f"--ranks 2 --every 4 {ONE} --kinds forge", "s until all train"),

@@ -2,16 +2,7 @@
 
 import sys
 
-import torch
 import warm
-
-from forge.checkpoint.format import tensorfile
-from forge.checkpoint.io.copying import flat
-from forge.checkpoint.io.host_buffer import HostBuffer
-from forge.checkpoint.io.output import write_file
-from forge.checkpoint.load.file_reading import CheckedFile
-from forge.checkpoint.load.tensor_reading import TensorFile, TensorPart
-from forge.checkpoint.save.staged_file import StagedFile, room_for
 
 SCRIPT = """
 import sys, warnings
@@ -110,18 +101,3 @@ def test_what_cannot_be_kept_of_sharded_state_is_refused_by_its_name(tmp_path):
         lines = process.communicate(timeout=120)[0].splitlines()
     assert len(lines) == len(FOUND), lines
     assert [a for a, b in zip(lines, FOUND, strict=True) if not a.startswith(b)] == []
-
-
-def test_metadata_of_a_header_that_forge_does_not_know_is_passed_over(tmp_path):
-    """Files of sharded state can have metadata there, such as the sharding info of DCP."""
-    tensors = {"a": torch.arange(6.0), "b": torch.ones(2, dtype=torch.complex128)}
-    layout = tensorfile.Layout(tensors, {"DCP_SHARDING_INFO": '{"a": {}}', "complex128": "no"})
-    image = StagedFile(layout, tensors, HostBuffer(room_for(layout.size)))
-    image.fill(tensors)
-    with image.readers() as readers:
-        entry = write_file(tmp_path / "file", layout.size, readers)
-    file = TensorFile(CheckedFile(tmp_path / "file", entry))
-    found = {name: torch.empty_like(one, device="cpu") for name, one in file.outline.items()}
-    file.read_parts([TensorPart(n, 0, flat(t)) for n, t in found.items()], is_whole=True)
-    assert found.keys() == tensors.keys()
-    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())

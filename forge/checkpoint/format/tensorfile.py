@@ -9,7 +9,6 @@ float64 and listed in the header's metadata. Source: the safetensors format spec
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,14 +53,11 @@ class Layout:
 
     Args:
         tensors: By name, of dtypes in `WRITTEN`; the layout depends on dtypes and shapes only.
-        notes: Extra metadata for the header; readers ignore unknown keys.
     Raises:
         CheckpointError: If names and shapes exceed the size limit of the header.
     """
 
-    def __init__(
-        self, tensors: dict[str, torch.Tensor], notes: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
         # Widest dtype first, so that every tensor begins at a multiple of its item size.
         names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
         header: dict[str, Any] = {}
@@ -80,8 +76,7 @@ class Layout:
             header[name] = {"dtype": dtype_name, "shape": shape, "data_offsets": [offset, end]}
             places[name] = offset, end
             offset = end
-        own = {"format": "pt", "complex128": json.dumps(complex128)}
-        header["__metadata__"] = {**(notes or {}), **own}
+        header["__metadata__"] = {"format": "pt", "complex128": json.dumps(complex128)}
         text = json.dumps(header).encode()
         text += b" " * (-(8 + len(text)) % 64)  # complex128 needs 16, other libraries like 64
         if len(text) > MAX_HEADER:
