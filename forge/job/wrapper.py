@@ -40,7 +40,7 @@ from forge.job.hangs import Hangs
 from forge.job.preallocated_file import write_padded
 from forge.job.requeue import Counts, Decision, Ending, decide_restart, spread
 from forge.job.supervisor import MARGIN_S, ORPHANED_S
-from forge.jobdir import job_dir, ledger, node_fault, plan, verdict
+from forge.jobdir import code, ledger, node_fault, plan, verdict
 from forge.jobdir.job_files import (
     ATTEMPT,
     JOB_DIR,
@@ -329,7 +329,7 @@ class Job(ABC):
         child = self._start(output)
         os.close(output)
         # Only now, so that the task does not wait; a later edit is not in the task's process.
-        self._changed = job_dir.changed_files(self.plan.code) if self._command is None else []
+        self._changed = code.changed_files(self.plan.code) if self._command is None else []
         status = self._wait(child, began)
         processes.kill_descendants()  # orphans of a supervisor that was killed
         self._end_strays()

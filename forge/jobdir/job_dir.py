@@ -1,8 +1,7 @@
-"""A job's own directory: its frozen config, fingerprint of the code, and how to resume it.
+"""A job's own directory, and the command that resumes the job.
 
     <job dir>/.forge/config.yaml     the config the job was first started with
     <job dir>/.forge/start.yaml      its program and overrides
-    <job dir>/.forge/code.json       sha256 of each source file that the job imported
     <job dir>/.forge/threads.json    torch's number of threads at the first start, and its source
     <job dir>/.forge/resume.sh       resumes the job, also if the directory was moved
 
@@ -12,23 +11,18 @@ launcher can choose another one.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import re
 import shlex
-import site
 import sys
-import sysconfig
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from forge.config.schema import CheckpointConfig
 from forge.errors import ConfigError, ExitCode, ForgeError
-from forge.filesystem.files import make_directory, read_trusted, write_atomically
+from forge.filesystem.files import make_directory, write_atomically
 from forge.jobdir import spawned
-from forge.jobdir.job_files import CODE, REHEARSAL, RESUME, TOKEN, forge_dir, read_json, write_json
+from forge.jobdir.job_files import REHEARSAL, RESUME, TOKEN, forge_dir, read_json, write_json
 from forge.jobdir.spawned import Inherited
 from forge.jobdir.start_dir import START_DIR
 
@@ -352,63 +346,3 @@ def _thread_variables(job_dir: Path) -> dict[str, str]:
     if isinstance(noted, dict):
         return {name: str(noted[name]) for name in _BY_ENVIRONMENT if name in noted}
     return {name: os.environ[name] for name in _BY_ENVIRONMENT if name in os.environ}
-
-
-# -- the code ----------------------------------------------------------------------------------
-
-
-def code_fingerprint() -> dict[str, str]:
-    """Absolute path -> sha256 of every imported source file that is not installed."""
-    roots = {sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")}
-    ours = Path(__file__).parents[1]
-    roots |= {*site.getsitepackages(), site.getusersitepackages(), str(ours)}
-    roots.add(str(ours.parent / "hydra_plugins" / "forge_launcher"))  # in a repository
-    installed = tuple(os.path.join(root, "") for root in roots)
-    found: dict[str, str] = {}
-    for module in list(sys.modules.values()):
-        file = getattr(module, "__file__", None)
-        if not isinstance(file, str) or not file.endswith(".py"):
-            continue
-        path = os.path.abspath(file)
-        if not path.startswith(installed):
-            try:
-                found[path] = hashlib.sha256(Path(path).read_bytes()).hexdigest()
-            except OSError:
-                continue  # removed since it was imported
-    return found
-
-
-def changed_code(job_dir: Path, now: dict[str, str] | None = None) -> list[str]:
-    """Source files that have changed since the job's first start, which records them.
-
-    `now`: the code's fingerprint, if the caller has computed it for many jobs.
-    """
-    path = forge_dir(job_dir) / CODE
-    now = code_fingerprint() if now is None else now
-    try:
-        first: dict[str, str] = dict(json.loads(read_trusted(path)))
-    except (FileNotFoundError, ValueError):
-        make_directory(path.parent)
-        write_atomically(path, json.dumps(now, indent=1))
-        return []
-    return sorted(file for file, digest in first.items() if now.get(file, digest) != digest)
-
-
-def changed_files(recorded: Mapping[str, str]) -> list[str]:
-    """Source files that differ from their recorded sha256, or that were removed.
-
-    Files in a directory that does not exist here do not count: this can be another machine.
-    """
-
-    def has_changed(path: Path, digest: str) -> bool:
-        try:
-            return hashlib.sha256(path.read_bytes()).hexdigest() != digest
-        except OSError:
-            return path.parent.is_dir() and not path.exists()
-
-    return sorted(file for file, digest in recorded.items() if has_changed(Path(file), digest))
-
-
-def forget_code(job_dir: Path) -> None:
-    """Let the next start record the code again."""
-    (forge_dir(job_dir) / CODE).unlink(missing_ok=True)

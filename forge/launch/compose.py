@@ -18,6 +18,7 @@ from forge.errors import ConfigError, FrozenConfigError
 from forge.filesystem.foreign import is_ours
 from forge.hydra_app import frozen, hints
 from forge.hydra_app.job_policy import policy_of
+from forge.jobdir import code as job_code
 from forge.jobdir import identity, job_dir
 from forge.jobdir.job_files import STATE, forge_dir
 from forge.jobdir.plan import read_earlier
@@ -252,7 +253,7 @@ def _settle(job: ComposedJob, sweep_path: Path, *, may_refer: bool) -> None:
             may_refer = True
         elif not plan.is_finished(job.directory):
             frozen.forget(job.directory)  # nothing was trained yet: use the new config
-            job_dir.forget_code(job.directory)
+            job_code.forget(job.directory)
     if may_refer:
         with read_write(cfg):
             frozen.resolve_now(cfg, job.directory)
@@ -264,9 +265,9 @@ def is_stale(job: ComposedJob, code: dict[str, str]) -> bool:
     A job with an active policy never does: it would only resume its final state. A job without one
     runs again if the code or the config has changed, as with Hydra's own launcher.
 
-    `code`: the result of `job_dir.code_fingerprint`.
+    `code`: the result of `code.fingerprint`.
     """
-    changed = job_dir.changed_code(job.directory, code)
+    changed = job_code.changed(job.directory, code)
     if not changed and (job.is_active or read_earlier(job.directory).composed == job.composed):
         return False
     if job.is_active:
@@ -280,5 +281,5 @@ def is_stale(job: ComposedJob, code: dict[str, str]) -> bool:
 
 def start_over(job: ComposedJob) -> None:
     """Prepare a finished job to run again, with the current code."""
-    job_dir.forget_code(job.directory)
+    job_code.forget(job.directory)
     (forge_dir(job.directory) / STATE).unlink(missing_ok=True)

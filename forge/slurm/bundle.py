@@ -52,7 +52,7 @@ def write(
         path: One of `paths`.
         common: The part that is the same for all jobs, pickled.
         jobs: The directory, the plan and the pickled config of each job.
-        code: The fingerprint of the code that starts them (`job_dir.code_fingerprint`).
+        code: The fingerprint of the code that starts them (`code.fingerprint`).
     """
     entries, parts, position = [], [common], len(common)
     for directory, plan, config in jobs:

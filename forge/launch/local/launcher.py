@@ -15,6 +15,7 @@ from forge import messages
 from forge.errors import Exit, ExitCode, Reason
 from forge.filesystem.files import make_trusted_directory
 from forge.hydra_app import frozen
+from forge.jobdir import code as job_code
 from forge.jobdir import job_dir
 from forge.jobdir.job_files import STATE, TASK, forge_dir, write_atomically
 from forge.jobdir.plan import RequeueLimits
@@ -93,7 +94,7 @@ def _freeze(
 ) -> None:
     """Write the config and the plan of each job that is not finished."""
     outer = HydraConfig.instance().cfg
-    code = job_dir.code_fingerprint()
+    code = job_code.fingerprint()
     for job in jobs:
         if plan.is_finished(job.directory):
             if not is_stale(job, code):
@@ -105,7 +106,7 @@ def _freeze(
             (forge_dir(job.directory) / STATE).unlink(missing_ok=True)
             if job.is_active and job.command is None:  # a command is kept in the job's plan
                 frozen.freeze(job.config, job.directory, job.written)
-            job_dir.changed_code(job.directory, code)  # the first start records it
+            job_code.changed(job.directory, code)  # the first start records it
             data, main = shared.with_config(job.config)
             write_atomically(forge_dir(job.directory) / TASK, data)
             tasks = options.tasks_per_job

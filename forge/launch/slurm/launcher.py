@@ -20,6 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from forge import messages
 from forge.errors import ConfigError, Exit, ExitCode, SlurmRefused
+from forge.jobdir import code as job_code
 from forge.jobdir import job_dir
 from forge.jobdir.job_files import ENDED, STATE, forge_dir, read_json, write_atomically
 from forge.jobdir.plan import JobPlan, SlurmPlan
@@ -146,7 +147,7 @@ def _check_sweeper(options: SlurmOptions, sweep_config: DictConfig) -> None:
 
 def _find(jobs: list[_Job], submitted: Submitted, directory: Path) -> None:
     """Find the jobs of an earlier start of this sweep that are finished, or still in the queue."""
-    code = job_dir.code_fingerprint()
+    code = job_code.fingerprint()
     for job in jobs:
         if plan.is_finished(job.composed.directory):
             job.is_stale = is_stale(job.composed, code)
@@ -218,7 +219,7 @@ def _submit(
 
     `command`: the command that resumes this sweep.
     """
-    code = job_dir.code_fingerprint() if calls else {}
+    code = job_code.fingerprint() if calls else {}
     for call in calls:
         members = [jobs[number] for number in call.members]
         packed = [_pack(job, shared, cluster) for job in members]

@@ -18,7 +18,7 @@ from forge.config import loading
 from forge.config.schema import CodeChange, Policy, Resume
 from forge.errors import ConfigError, Exit, ForgeError, unwritable
 from forge.filesystem.steps import step_of
-from forge.jobdir import flat_config, identity, job_dir, spawned, verdict
+from forge.jobdir import code, flat_config, identity, job_dir, spawned, verdict
 from forge.jobdir.verdict import Verdict
 from forge.training import misuse
 from forge.training.loop import step_limit
@@ -133,7 +133,7 @@ def check_code(directory: Path, action: CodeChange) -> None:
     Raises:
         ConfigError: If the code changed and the policy is to refuse that.
     """
-    changed = job_dir.changed_code(directory)
+    changed = code.changed(directory)
     if not changed:
         return
     text = (
