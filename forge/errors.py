@@ -154,7 +154,7 @@ _OF_CODE: dict[int, Reason] = {
 
 
 class ForgeError(Exception):
-    """Base class of every error that forge raises."""
+    """Base class of forge's own errors. `Exit`, which stops the process, is not one of them."""
 
     exit_code = ExitCode.BAD_CONFIG
 

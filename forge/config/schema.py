@@ -481,8 +481,8 @@ class CheckpointConfig:
         None,
         gt=0,
         remedy="To switch it off, set it to null.",
-        help="Checkpoints whose step is a multiple of this number are kept permanently. null:"
-        " none.",
+        help="Checkpoints whose step is a multiple of this number are never deleted. The key causes"
+        " no save: choose a multiple of `every_steps`. null: none are kept for that reason.",
     )
     best: BestConfig = field(default_factory=BestConfig)
     async_save: bool = key(
@@ -553,9 +553,10 @@ class Policy:
 
     @property
     def stop_s(self) -> float:
-        """Maximum duration of a stop, in seconds; 0: no limit.
+        """Seconds from the stop signal to the exit of the process; 0: no limit.
 
-        A process that takes longer is ended with exit code 70.
+        The rest of the step, the save and the callbacks have to fit. A process that takes longer is
+        ended with exit code 70.
         """
         given = self.shutdown.timeout_s
         return STOP_SHARE * self.signal.warning_s if given is None else given

@@ -195,9 +195,9 @@ class Position:
             problem = (
                 f"{name} ({type(self._loader).__name__}) was resumed inside a pass of"
                 f" {self._length} batches, but yielded more than were left: its load_state_dict did"
-                " not restore the position, so batches were read twice. Its state must contain the"
-                " number of batches taken, counted before each batch is returned; or remove its"
-                " state_dict, and forge counts them."
+                " not restore the position, so batches were read twice. Let its state_dict return"
+                " the number of batches taken, increased before each batch is returned. Or remove"
+                " the methods state_dict and load_state_dict: then forge counts the batches."
             )
             raise ConfigError([problem], "The data of this job")
 

@@ -62,10 +62,10 @@ class RunState(MutableMapping[str, Any]):
         encoder.encode(Packed(value, [name]).tree, f"run.state.{name}")
         if encoder.sharded:
             raise CheckpointError(
-                f"{encoder.sharded[0]}: a resumed job could not shard a DTensor that is in"
-                " run.state. Give forge.Run the object that has the DTensor (the module, the"
-                " optimizer); or keep its full_tensor() in run.state. Its to_local() is enough only"
-                " if each rank needs no more than its own part."
+                f"{encoder.sharded[0]}: run.state has a DTensor, and forge cannot shard it again"
+                " when the job resumes. Give forge.Run the object that has the DTensor (the module,"
+                " the optimizer), or put its full_tensor() into run.state. If each rank needs only"
+                " its own part, its to_local() is enough."
             )
         self._values[name] = value
 

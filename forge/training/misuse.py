@@ -72,8 +72,8 @@ BEGIN_AFTER_A_LOOP = (
     " several stages give each its own Run with a name."
 )
 STEPS_AND_EPOCHS = (
-    "run.steps() was called in a Run that has a loop over run.epochs: iterate over its batches by"
-    " `for step, batch in run.batches(loader):`."
+    "run.steps() was called in a Run that already has a loop over run.epochs. A Run cannot have"
+    " both: in the loop over run.epochs write `for step, batch in run.batches(loader):`."
 )
 BATCHES_WITHOUT_EPOCH = (
     "run.batches() was called outside `for epoch in run.epochs(n):`, or twice in one epoch. Each"

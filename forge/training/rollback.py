@@ -62,9 +62,9 @@ class Rollback:
             "rollback", step=self._loops.step, first_bad=first_bad, from_step=bad_step
         )
         messages.warn(
-            f"Rolled back from step {bad_step} to step {self._loops.step}"
-            f" ({self._nan.rollbacks} of {self._config.max_rollbacks}), learning rate"
-            f" times {self._nan.lr_scale:g}"
+            f"Rolled back from step {bad_step} to step {self._loops.step} (rollback"
+            f" {self._nan.rollbacks} of at most {self._config.max_rollbacks}). The learning rate is"
+            f" now {self._nan.lr_scale:g} times that of the schedule."
         )
 
     def _by_restart(self, found: Checkpoint, first_bad: int) -> NoReturn:

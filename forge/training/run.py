@@ -57,7 +57,7 @@ class Run:
 
     Args:
         policy: `cfg.resilience`, a mapping, a `forge.Policy`, or None for the defaults.
-        unnamed: An error: each object needs a name, as in `forge.Run(policy, model=model)`.
+        unnamed: Not allowed: give each object a name, as in `forge.Run(policy, model=model)`.
         name: Tells apart several Runs of one script (folds, seeds, stages). The checkpoints are
             in `<checkpoint.dir>/<name>`.
         config: The settings that identify the job: an argparse.Namespace, a dataclass, or a
@@ -67,11 +67,11 @@ class Run:
             `torch.Generator`. The random states of python, numpy, torch and every CUDA device
             are always saved.
     Raises:
-        Exit: If the training cannot start, with an exit code (`forge.ExitCode`). From the call of
-            `forge.Run`: 78 if the policy or the name is invalid. From the `with` statement: 78
+        Exit: If the training cannot start, with a code of `forge.ExitCode`. The call of `forge.Run`
+            exits with 78 if the policy or the name is invalid. The `with` statement exits with 78
             inside another Run, or if this process has already finished the training in the
-            directory; 73 if a running job owns the directory; 69 if a health check fails; 74 if no
-            checkpoint is usable.
+            directory; with 73 if a running job owns the directory; with 69 if a health check
+            fails; with 74 if no checkpoint is usable.
         StateMismatch: When the block is entered, if the checkpoint does not fit the objects.
     """
 
@@ -502,16 +502,17 @@ class Run:
         """Allow a pending stop to interrupt a `run.every` function, by raising `Exit`.
 
         The checkpoint then has the state from before this step's functions ran: what they changed
-        is discarded, and the resumed job runs all of them again. A stop does not interrupt short
-        functions: it waits for them if, when they last ran, the functions of this step took less
-        than ten times as long as copying the state. Code after a pass of `run.batches` can call
+        is discarded, and the resumed job runs all of them again. A stop waits for
+        short functions and does not interrupt them: functions are short if all those of this step
+        together took, the last time, less than ten times as long as forge needs to copy the state
+        for a checkpoint. Code after a pass of `run.batches` can call
         `check_stop` too, but a stop interrupts it only in a job of one rank. Each call counts as
         progress for the hang detection. In a data worker, another thread or a child process the
         call does nothing.
 
         Returns:
-            Always False, which has no meaning. Do not end the function early yourself: it would
-            log other values than in an uninterrupted run.
+            Always False; ignore it. Do not return early from the function because of a stop: the
+            logged values would then differ from those of an uninterrupted run.
         Raises:
             ForgeError: If called anywhere but in a `run.every` function or after a pass of
                 `run.batches`.

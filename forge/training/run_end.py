@@ -70,7 +70,7 @@ class RunEnd:
             CheckpointError: If it cannot be written.
         """
         # Check first: if only one rank calls this, it would hang in the save.
-        what = "run.save() outside a loop (every rank has to call it there)"
+        what = "run.save() outside a loop, which every rank has to call"
         if all(self._exchange.all_gather(what, lambda: self._kept is not None, within_s=_ALL_S)):
             self._save_kept(SaveCause.requested)
         else:

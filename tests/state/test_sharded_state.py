@@ -86,7 +86,7 @@ FOUND = [
     " its placements",
     "accepted",
     "whole, part of this rank",
-    "run.state.best[0]: a resumed job could not shard a DTensor that is in run.state",
+    "run.state.best[0]: run.state has a DTensor, and forge cannot shard it again",
     "model: at the end of a step it still has gradients from a backward pass under",
     "accepted",
     "model.0: FullyShardedDataParallel (FSDP1) cannot be saved",

@@ -179,6 +179,6 @@ def test_a_save_outside_a_loop_is_called_by_every_rank(undisturbed, tmp_path):
     together.assert_same_run(undisturbed)
     alone = struck(tmp_path / "one", ["outside", 15, 1, "save"], all_s=0.5)
     assert run(alone) == [70] * SIZE, alone.output
-    assert "run.save() outside a loop (every rank has to call it there)" in alone.output
+    assert "run.save() outside a loop, which every rank has to call" in alone.output
     assert run(alone) == [0] * SIZE, alone.output
     alone.assert_same_run(undisturbed)

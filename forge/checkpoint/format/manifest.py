@@ -129,8 +129,8 @@ def read(directory: Path) -> Manifest:
         for key, example in asdict(Manifest(step=0, attempt=0, files={})).items():
             if type(getattr(manifest, key)) is not type(example):  # a step must not be 1.0 or True
                 raise DamagedCheckpoint(
-                    f"{NAME}: expected `{key}` to be a {type(example).__name__}, found"
-                    f" {getattr(manifest, key)!r:.100}"
+                    f"{NAME}: `{key}` is {getattr(manifest, key)!r:.100}; expected a value of type"
+                    f" {type(example).__name__}"
                 )
         numbers = [[e["size"], *e["chunks"]] for e in manifest.files.values()]
         values, steps = manifest.metrics.values(), manifest.logged_at.values()

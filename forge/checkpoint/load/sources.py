@@ -192,8 +192,9 @@ class Sources:
                 file = self._files.holder(rank, name)
                 if tuple(file.outline[name].shape) != held.box.shape:
                     raise DamagedCheckpoint(
-                        f"{file.file.name}: expected shape {list(held.box.shape)} of {name}, found"
-                        f" {list(file.outline[name].shape)}"
+                        f"{file.file.name}: the tensor {name} has shape"
+                        f" {list(file.outline[name].shape)}, but the state of its rank says"
+                        f" {list(held.box.shape)}"
                     )
                 yield _Piece(file, name, held.box, common)
 

@@ -333,8 +333,8 @@ def test_the_rate_is_multiplied_whatever_the_schedule_sets(name, as_tensor):
 def test_every_rollback_multiplies_again(tmp_path, caplog):
     nan = {"action": "rollback", "max_consecutive": 1, "rollback": {"lr_scale": 0.5}}
     train(tmp_path, bad=streak(6, 2), **nan)
-    assert "learning rate times 0.5" in caplog.text
-    assert "learning rate times 0.25" in caplog.text
+    assert "learning rate is now 0.5 times" in caplog.text
+    assert "learning rate is now 0.25 times" in caplog.text
 
 
 def test_a_scale_is_taken_off_the_optimizer_when_the_run_ends(tmp_path):
