@@ -23,10 +23,9 @@ import torch
 
 from forge._version import __version__
 from forge.checkpoint.format import manifest, tensorfile
-from forge.checkpoint.format.codec import Encoder
+from forge.checkpoint.format.codec import Encoder, state_text
 from forge.checkpoint.format.manifest import Logged, Manifest
 from forge.checkpoint.format.names import FINAL, LATEST
-from forge.checkpoint.format.state_text import state_text
 from forge.checkpoint.load import reading
 from forge.checkpoint.load.reading import Checkpoint, Place
 from forge.checkpoint.ownership.fence import Fence
@@ -78,7 +77,6 @@ class Store:
             DirectoryInUse: If a running job uses the directory.
         """
         self.directory = directory
-        self._config = config
         self.attempt = attempt
         self.job = ""
         """The id of `job.json`, for the manifest."""
@@ -144,7 +142,10 @@ class Store:
         steps = {self.directory / name: step_of(self.directory / name) or 0 for name in names}
         most = max(steps.values(), default=0) if at_most is None else at_most
         wanted = [path for path, step in steps.items() if step % every == 0 and step <= most]
-        found, damaged = reading.first_good(wanted, lambda path: self._read_by_all(path, place))
+        found, damaged = reading.first_good(
+            wanted,  # each rank reads its own part; an error on one rank is raised on all
+            lambda path: self.on_all(f"reading {path.name}", lambda: self.read(path, place)),
+        )
         self._seen.damaged.update(path.name for path in damaged)
         self.passed_over = [f"{path.name}: {error}" for path, error in damaged.items()]
         if found is not None or not damaged or at_most is not None:
@@ -162,10 +163,6 @@ class Store:
             return [path.name for path in found]
         except OSError as error:  # not the same as an empty directory
             raise CheckpointError(f"{self.directory} cannot be read: {error}") from error
-
-    def _read_by_all(self, path: Path, place: Place | None) -> Checkpoint:
-        """Each rank reads its own part; an error on one rank is raised on all."""
-        return self.on_all(f"reading {path.name}", lambda: self.read(path, place))
 
     def read(self, path: Path, place: Place | None = None) -> Checkpoint:
         """Read one checkpoint, with the verification of `checkpoint.verify`.

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from forge.checkpoint.format import shards
-from forge.checkpoint.format.tensor_encoding import PLAIN_TYPES
+from forge.checkpoint.format.tensor_encoding import is_plain
 
 _CPU = torch.device("cpu")
 
@@ -17,8 +17,7 @@ def span(value: Any) -> tuple[str, int, int] | None:
     """Device, first and last address of a tensor or a numpy array; None if it has no memory."""
     value = shards.local(value)
     if isinstance(value, torch.Tensor):
-        is_plain = type(value) in PLAIN_TYPES and value.layout is torch.strided
-        if not is_plain or value.is_nested or value.is_meta or not value.numel():
+        if not is_plain(value) or value.is_meta or not value.numel():
             return None
         device, begin, size = value.device, value.data_ptr(), value.dtype.itemsize
         if value.is_contiguous():  # the usual case, and this runs at every save

@@ -14,7 +14,7 @@ import torch
 
 from forge import messages
 from forge.checkpoint.format import shards
-from forge.checkpoint.format.tensor_encoding import PLAIN_TYPES
+from forge.checkpoint.format.tensor_encoding import is_plain
 from forge.state import module_state, optimizer_state
 
 _SHOWN = 4
@@ -71,8 +71,7 @@ def capture(objects: Mapping[str, Any], states: Mapping[str, Any]) -> Values:
 
 
 def _is_plain(value: Any) -> bool:
-    value = shards.local(value)
-    return type(value) in PLAIN_TYPES and value.layout is torch.strided and not value.is_nested
+    return is_plain(shards.local(value))
 
 
 def _memory(tensor: torch.Tensor) -> tuple[Any, ...]:

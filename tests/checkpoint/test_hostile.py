@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from forge.checkpoint import Manifest
-from forge.checkpoint.format import manifest, state_text, tensorfile
+from forge.checkpoint.format import codec, manifest, tensorfile
 from forge.checkpoint.format.checksums import entry_of, num_chunks
 from forge.checkpoint.format.names import STATE, TENSORS
 from forge.errors import CheckpointError, DamagedCheckpoint
@@ -128,7 +128,7 @@ def test_a_manifest_of_forty_thousand_metrics_is_read_again(store, commit):
 def test_more_than_would_be_read_again_is_refused_at_the_start(limit, store, monkeypatch):
     """Not at the first save, hours later; and never at a resume."""
     state = {"tensors": {str(i): torch.ones(()) for i in range(100)}, "text": "a" * 8000}
-    module = tensorfile if limit == "MAX_HEADER" else state_text
+    module = tensorfile if limit == "MAX_HEADER" else codec
     store.check_savable(state)
     monkeypatch.setattr(module, limit, 6000)
     with pytest.raises(CheckpointError, match=r"the limit is 6000\. Let state_dict"):

@@ -15,6 +15,7 @@ from __future__ import annotations
 import base64
 import collections
 import functools
+import json
 import math
 import struct
 from collections.abc import Callable, Mapping
@@ -30,6 +31,9 @@ from forge.errors import CheckpointError, DamagedCheckpoint
 
 MAX_DEPTH = 100
 """Nested containers at most; Python's recursion limit would depend on the caller's stack depth."""
+
+MAX_STATE_BYTES = 1 << 30
+"""Size limit of the JSON: parsing takes many times as much memory."""
 
 _NAN = struct.pack("<d", math.nan)
 
@@ -194,6 +198,17 @@ class Encoder:
         return name
 
 
+def state_text(tree: Any) -> bytes:
+    """The JSON of an encoded state; CheckpointError if it is larger than a resume accepts."""
+    text = json.dumps(tree).encode()
+    if len(text) > MAX_STATE_BYTES:
+        raise CheckpointError(
+            f"The state without its tensors is {len(text)} bytes of JSON; the limit is"
+            f" {MAX_STATE_BYTES}. Let state_dict() return large lists as tensors."
+        )
+    return text
+
+
 def _odd_float(value: float) -> str:
     """A float that JSON lacks, as a string; all bits of a NaN, since there are many NaNs."""
     raw = struct.pack("<d", value)
@@ -214,19 +229,10 @@ def _join(path: str, key: Any) -> str:
     return f"{path}.{shown}" if path else shown
 
 
-def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of a contiguous tensor of this shape."""
-    strides, expected = [], 1
-    for size in reversed(shape):
-        strides.append(expected)
-        expected *= max(size, 1)
-    return tuple(reversed(strides))
-
-
 @functools.lru_cache(maxsize=1 << 14)
 def _is_reordered(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
     """Whether the elements fill their memory, but not in the order of a contiguous tensor."""
-    return stride != _row_major(shape) and _is_dense(shape, stride)
+    return stride != torch.empty(shape, device="meta").stride() and _is_dense(shape, stride)
 
 
 def _is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:

@@ -22,10 +22,13 @@ def is_lazy(value: object) -> bool:
     return type(value) in LAZY
 
 
+def is_plain(value: Any) -> bool:
+    """Whether it is a strided tensor without behaviour of its own."""
+    return type(value) in PLAIN_TYPES and value.layout is torch.strided and not value.is_nested
+
+
 def problem(tensor: torch.Tensor) -> str | None:
     """Describes a tensor that cannot be saved exactly; None if it can."""
-    if type(tensor) in PLAIN_TYPES and _is_usual(tensor):
-        return None  # a fast path for nearly all tensors: every save calls this
     if type(tensor) not in PLAIN_TYPES:
         return f"a tensor of the subclass {type(tensor).__qualname__}"
     if tensor.is_nested:
@@ -41,11 +44,6 @@ def problem(tensor: torch.Tensor) -> str | None:
     if tensor.dtype not in WRITTEN:
         return f"a tensor of {tensor.dtype} (let state_dict() return .view(torch.uint8) of it)"
     return None
-
-
-def _is_usual(tensor: torch.Tensor) -> bool:
-    is_odd = tensor.is_nested or tensor.is_quantized or tensor.is_meta
-    return tensor.layout is torch.strided and tensor.dtype in WRITTEN and not is_odd
 
 
 def in_order(tensor: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:

@@ -32,7 +32,12 @@ class HostBuffer:
 
     def __init__(self, size: int, *, is_pinned: bool = False) -> None:
         self.size = size
-        mapping = fresh_memory(max(size, 1) + _HUGE)
+        num_bytes = max(size, 1) + _HUGE
+        try:
+            mapping = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except (OSError, OverflowError) as error:
+            raise MemoryError(f"{num_bytes} bytes: {error}") from error
+        _advise(mapping, "MADV_HUGEPAGE")
         _advise(mapping, "MADV_DONTFORK")
         whole = torch.frombuffer(mapping, dtype=torch.uint8)
         begin = -whole.data_ptr() % _HUGE
@@ -47,20 +52,6 @@ class HostBuffer:
         """Unpin the memory; it is freed once no view of it is left."""
         if self._unpin is not None:
             self._unpin()
-
-
-def fresh_memory(size: int) -> mmap.mmap:
-    """Newly mapped private memory, in huge pages if the kernel has them, which is faster.
-
-    Raises:
-        MemoryError: If there is not enough memory.
-    """
-    try:
-        mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except (OSError, OverflowError) as error:
-        raise MemoryError(f"{size} bytes: {error}") from error
-    _advise(mapping, "MADV_HUGEPAGE")
-    return mapping
 
 
 def in_huge_pages(tensor: torch.Tensor) -> torch.Tensor:

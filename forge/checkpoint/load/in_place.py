@@ -10,7 +10,7 @@ import torch
 from forge.checkpoint.format import shards
 from forge.checkpoint.format.outline import Outline
 from forge.checkpoint.format.shards import Like
-from forge.checkpoint.format.tensor_encoding import PLAIN_TYPES
+from forge.checkpoint.format.tensor_encoding import is_plain
 from forge.errors import StateMismatch
 
 Offers = Iterable[tuple[Any, "torch.Tensor | Like"]]
@@ -68,12 +68,7 @@ def _can_take(live: torch.Tensor, tensor: torch.Tensor) -> bool:
 
 
 def _has_memory(live: torch.Tensor) -> bool:
-    return (
-        type(live) in PLAIN_TYPES
-        and live.layout is torch.strided
-        and live.device.type in ("cpu", "cuda")
-        and not live.is_nested
-    )
+    return is_plain(live) and live.device.type in ("cpu", "cuda")
 
 
 def _shared(offers: dict[str, list[torch.Tensor]]) -> set[str]:

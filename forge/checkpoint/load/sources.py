@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
+from forge.checkpoint.format import codec
 from forge.checkpoint.format.manifest import Manifest
 from forge.checkpoint.format.names import files_of
 from forge.checkpoint.format.shards import Box, Shard
-from forge.checkpoint.format.state_text import check_state_size
 from forge.checkpoint.io.copying import flat
-from forge.checkpoint.load.file_reading import CheckedFile
-from forge.checkpoint.load.tensor_reading import TensorFile, TensorPart
+from forge.checkpoint.load.file_reading import CheckedFile, Target
+from forge.checkpoint.load.tensor_reading import TensorFile
 from forge.errors import DamagedCheckpoint
 
 
@@ -50,7 +50,11 @@ class RankFiles:
         """
         name, _ = files_of(rank)
         if rank not in self._texts:
-            check_state_size(self._described, name)
+            size = self._described.files[name]["size"]
+            if size > codec.MAX_STATE_BYTES:
+                raise DamagedCheckpoint(
+                    f"{name}: expected at most {codec.MAX_STATE_BYTES} bytes of JSON, found {size}"
+                )
             self._texts[rank] = self._opened(name).content()
 
         def hook(value: dict[str, Any]) -> dict[str, Any]:
@@ -138,7 +142,6 @@ class Sources:
 
     def __init__(self, files: RankFiles, rank: int) -> None:
         self._files = files
-        self._rank = rank
         self._entries: dict[str, tuple[TensorFile, str]] = {}
         self._wanted: dict[str, tuple[Box, list[_Piece]]] = {}
         self.include(rank)
@@ -206,7 +209,7 @@ class Sources:
         Raises:
             DamagedCheckpoint: If that failed; the content of `tensors` is then undefined.
         """
-        parts: dict[int, list[TensorPart]] = {}
+        parts: dict[int, list[Target]] = {}
         scattered: dict[int, list[tuple[torch.Tensor, torch.Tensor, Box]]] = {}
         for name, memory in tensors.items():
             for piece in self._of(name, memory):
@@ -218,8 +221,8 @@ class Sources:
                     copied = (target, whole, piece.common.seen_from(piece.box))
                     scattered.setdefault(id(piece.file), []).append(copied)
                     begin, target = 0, whole
-                part = TensorPart(piece.name, begin * memory.element_size(), flat(target))
-                parts.setdefault(id(piece.file), []).append(part)
+                at = piece.file.entries[piece.name].begin + begin * memory.element_size()
+                parts.setdefault(id(piece.file), []).append(Target(at, flat(target)))
         for file in self._files.tensors.values():
             if is_whole or id(file) in parts:
                 file.read_parts(parts.get(id(file), []), is_whole=is_whole)

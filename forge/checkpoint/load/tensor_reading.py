@@ -39,17 +39,6 @@ class Entry:
     end: int
 
 
-@dataclass(frozen=True)
-class TensorPart:
-    """A range of a tensor's bytes, and the memory to read it into."""
-
-    name: str
-    begin: int
-    """Offset of the first byte in the tensor."""
-    memory: torch.Tensor
-    """uint8, shape [bytes]."""
-
-
 class TensorFile:
     """The tensors of one file.
 
@@ -82,8 +71,8 @@ class TensorFile:
         tensor = torch.empty(entry.shape, dtype=entry.dtype, device="meta")
         return torch.view_as_complex(tensor) if entry.name in self._complex128 else tensor
 
-    def read_parts(self, parts: Sequence[TensorPart], *, is_whole: bool) -> None:
-        """Read ranges of tensors; several can be of the same tensor.
+    def read_parts(self, parts: Sequence[Target], *, is_whole: bool) -> None:
+        """Read ranges of the file; several can be of the same tensor.
 
         Args:
             is_whole: Whether to verify the rest of the file, too.
@@ -91,12 +80,9 @@ class TensorFile:
             DamagedCheckpoint: If that failed; the content of their memory is then undefined.
         """
         head = bytearray(self._head)
-        begun = sorted(
-            (Target(self.entries[one.name].begin + one.begin, one.memory) for one in parts),
-            key=lambda target: (target.begin, target.end),
-        )
         passes = [[Target(0, torch.frombuffer(head, dtype=torch.uint8))]]
-        for target in begun:  # the same bytes can be needed in two tensors: a pass for each
+        # The same bytes can be needed in two tensors: a pass for each.
+        for target in sorted(parts, key=lambda one: (one.begin, one.end)):
             free = next((one for one in passes if one[-1].end <= target.begin), None)
             if free is None:
                 passes.append([target])
@@ -116,25 +102,13 @@ def _parse(head: bytes, size: int) -> tuple[dict[str, Entry], set[str]]:
     for name, described in header.items():
         begin, end = described["data_offsets"]
         dtype, shape = DTYPES[described["dtype"]], tuple(described["shape"])
-        if not all(type(number) is int and number >= 0 for number in (begin, end, *shape)):
-            raise ValueError(
-                f"the tensor {name} has a shape or offset that is not a non-negative integer"
-            )
-        if not begin <= end <= size - len(head):
-            raise ValueError(
-                f"the tensor {name} should be at bytes {begin} to {end}, but the file has"
-                f" {size - len(head)} bytes of tensor data"
-            )
-        if end - begin != math.prod(shape) * dtype.itemsize:
-            raise ValueError(
-                f"the tensor {name} has {end - begin} bytes, which do not fit {dtype} of shape"
-                f" {list(shape)}"
-            )
-        if name in complex128 and (dtype is not torch.float64 or shape[-1:] != (2,)):
-            raise ValueError(
-                f"the complex128 tensor {name} should be stored as float64 of shape [..., 2], found"
-                f" {dtype} of shape {list(shape)}"
-            )
+        if (
+            not all(type(number) is int and number >= 0 for number in (begin, end, *shape))
+            or not begin <= end <= size - len(head)
+            or end - begin != math.prod(shape) * dtype.itemsize
+            or (name in complex128 and (dtype is not torch.float64 or shape[-1:] != (2,)))
+        ):
+            raise ValueError(f"the tensor {name} cannot be {described!r:.200}")
         entries.append(Entry(name, dtype, shape, len(head) + begin, len(head) + end))
     entries.sort(key=lambda entry: (entry.begin, entry.end))
     end = len(head)

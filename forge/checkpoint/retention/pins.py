@@ -50,7 +50,15 @@ def pin(path: Path) -> Path:
     Raises:
         CheckpointError: If there is no checkpoint.
     """
-    path = _checkpoint(path)
+    given, path = path, path.resolve()
+    if step_of(path) is None:
+        raise CheckpointError(
+            f"{given}: expected the directory of a checkpoint (step_<N>), found {path.name}"
+        )
+    try:
+        manifest.read(path)
+    except DamagedCheckpoint as error:
+        raise CheckpointError(f"{given} is not a checkpoint: {error}") from error
     place(path)
     # Retention checks for the pin after its rename: now the checkpoint is gone, or safe.
     if not path.is_dir():
@@ -75,16 +83,3 @@ def unpin(path: Path) -> Path:
         raise CheckpointError(f"{path} is not pinned: there is no {pin_file(path).name}") from None
     durable.sync_directory(path.parent)
     return path
-
-
-def _checkpoint(path: Path) -> Path:
-    found = path.resolve()
-    if step_of(found) is None:
-        raise CheckpointError(
-            f"{path}: expected the directory of a checkpoint (step_<N>), found {found.name}"
-        )
-    try:
-        manifest.read(found)
-    except DamagedCheckpoint as error:
-        raise CheckpointError(f"{path} is not a checkpoint: {error}") from error
-    return found

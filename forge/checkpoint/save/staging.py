@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from forge.checkpoint.format import tensorfile
+from forge.checkpoint.format.codec import state_text
 from forge.checkpoint.format.names import files_of
-from forge.checkpoint.format.state_text import state_text
 from forge.checkpoint.io.output import write_file
 from forge.checkpoint.save.staging_pool import Snapshot
 from forge.errors import CheckpointError

@@ -13,8 +13,8 @@ from forge import messages
 from forge.checkpoint.format.manifest import Logged
 from forge.checkpoint.format.names import FINAL
 from forge.checkpoint.format.tensorfile import Layout
+from forge.checkpoint.io.copying import digest
 from forge.checkpoint.io.host_buffer import HostBuffer
-from forge.checkpoint.save.digest import digest
 from forge.checkpoint.save.staged_file import StagedFile, StreamedFile, room_for
 from forge.process import memory
 

@@ -337,8 +337,8 @@ def test_a_device_gets_its_bytes_through_a_buffer(small_chunks, store, monkeypat
         target.copy_(source)
 
     monkeypatch.setattr(file_reading, "copy_bytes", copy_bytes)
-    parts = [tensor_reading.TensorPart(name, 0, copying.flat(one)) for name, one in targets.items()]
-    file.read_parts(parts, is_whole=False)
+    parts = {file.entries[name].begin: copying.flat(one) for name, one in targets.items()}
+    file.read_parts([file_reading.Target(*part) for part in parts.items()], is_whole=False)
     assert max(copied) <= file_reading._STEP < 5000 * 4
     saved = live.capture()["states"]["m"]
     assert [bits(targets[f"live.states.m.{key}"]) for key in "01"] == [
