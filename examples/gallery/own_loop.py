@@ -1,4 +1,4 @@
-"""A loop that forge does not own: its trainer calls one function between two steps."""
+"""A loop that forge does not own: a trainer calls a function between two steps."""
 
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -7,7 +7,7 @@ import forge
 
 
 class Trainer:
-    """Stands for somebody else's: it counts, and decides when the next batch is read."""
+    """The trainer of another library, with its own counters and its own loop."""
 
     def __init__(self, between_steps) -> None:
         self.step = self.epoch = 0
@@ -18,11 +18,11 @@ class Trainer:
         return {"step": self.step, "epoch": self.epoch}
 
     def load_state_dict(self, state: dict) -> None:
-        """Go on counting from there."""
+        """Continue with these counters."""
         self.step, self.epoch = state["step"], state["epoch"]
 
     def fit(self, model, optimizer, loader, epochs: int) -> None:
-        """Train; of forge it knows only a function to call."""
+        """Train, and call `between_steps` after each step."""
         while self.epoch < epochs:
             for inputs, targets in loader:
                 loss = torch.nn.functional.mse_loss(model(inputs), targets)
@@ -38,14 +38,23 @@ def main() -> None:
     """Learn the sum of eight numbers, with dropout."""
     torch.manual_seed(0)
     x = torch.randn(4096, 8)
-    loader = forge.data.resumable(DataLoader(TensorDataset(x, x.sum(1, True)), 64, shuffle=True))
+    data = TensorDataset(x, x.sum(1, True))
+    loader = forge.data.resumable(DataLoader(data, 64, shuffle=True))
     model = torch.nn.Sequential(
         torch.nn.Linear(8, 32), torch.nn.Dropout(0.1), torch.nn.Linear(32, 1)
     )
     optimizer = torch.optim.AdamW(model.parameters())
 
-    trainer = Trainer(lambda: run.boundary(trainer.step, epoch=trainer.epoch, taken=trainer.step))
-    objects = {"model": model, "optimizer": optimizer, "trainer": trainer, "loader": loader}
+    def between_steps() -> None:
+        run.boundary(trainer.step, epoch=trainer.epoch, taken=trainer.step)
+
+    trainer = Trainer(between_steps)
+    objects = {
+        "model": model,
+        "optimizer": optimizer,
+        "trainer": trainer,
+        "loader": loader,
+    }
     policy = {"checkpoint": {"dir": "runs/own_loop", "every_steps": 100}}
     with forge.Run(policy, **objects) as run:
         if not run.begin().is_finished:

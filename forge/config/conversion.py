@@ -112,7 +112,7 @@ def _resolved(tree: Mapping[Any, Any], prefix: str, problems: dict[str, str]) ->
         except OmegaConfBaseException as error:
             reason = str(error).splitlines()[0]
             key = f"{prefix}{name}"
-            problems[f"`resilience.{key}`: cannot be resolved: {reason}"] = key
+            problems[f"`resilience.{key}` cannot be resolved: {reason}"] = key
             continue
         is_group = isinstance(value, Mapping)
         found[str(name)] = _resolved(value, f"{prefix}{name}.", problems) if is_group else value

@@ -285,9 +285,10 @@ def _outside_torch(left: list[HangReport]) -> list[HangReport]:
 
 
 _ADVICE = """
-If the job was slow and did not hang: raise `resilience.hang.timeout_s`. For the start-up, the first
-steps, saves and evaluations, and compilations, raise `resilience.hang.start_s`. In a long
-evaluation, call `run.check_stop()` for each batch: it counts as progress."""
+If the job was slow and did not hang: raise `resilience.hang.timeout_s`. For the
+start-up, the first steps, saves and evaluations, and compilations, raise
+`resilience.hang.start_s`. In a long evaluation, call `run.check_stop()` for
+each batch, since each call counts as progress."""
 
 
 def _summary(hang: Hang, reports: dict[int, HangReport], live: set[int]) -> str:

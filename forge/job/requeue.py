@@ -70,7 +70,7 @@ class Ending:
         of_memory = ""
         if oom_kills:
             processes = "1 process" if oom_kills == 1 else f"{oom_kills} processes"
-            of_memory = f"; the kernel killed {processes} in its cgroup, since memory ran out"
+            of_memory = f"; memory ran out, and the kernel killed {processes} in the task's cgroup"
         if is_held and code != ExitCode.FINISHED:
             reason, text = Reason.forced, _HELD
         elif code < 0:

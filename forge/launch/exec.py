@@ -246,7 +246,7 @@ def _value(cfg: DictConfig, key: str) -> Any:
     except MissingMandatoryValue:
         raise _problem(f"`{key}`: expected a value for each `???`, found none.") from None
     except OmegaConfBaseException as error:
-        raise _problem(f"`{key}`: cannot be resolved: {str(error).splitlines()[0]}") from error
+        raise _problem(f"`{key}` cannot be resolved: {str(error).splitlines()[0]}") from error
     return value
 
 

@@ -145,7 +145,7 @@ def check(first: Structure, now: Structure) -> None:
             problems.append(_changed(f"{name}.{place}", was, found))
     for a, b, was_tied in sharing.differences(first.tied, now.tied, now.names):
         if not (first.own and a.startswith(first.own)):
-            remedy = "" if was_tied else ": a .clone() keeps them apart"
+            remedy = "" if was_tied else "; a .clone() keeps them apart"
             problems.append(_changed(f"{a} and {b}", *_tied(was_tied=was_tied)) + remedy)
     refuse(problems)
 

@@ -357,7 +357,9 @@ class Attempt:
                 self._shutdown.stop(self._shutdown.asked(), save=None)
             elif lost:
                 first = str(error).partition("\n")[0]
-                self._shutdown.give_up(RankLost(f"{lost}; here {type(error).__name__}: {first}"))
+                self._shutdown.give_up(
+                    RankLost(f"{lost}; on this rank, {type(error).__name__}: {first}")
+                )
             elif not isinstance(error, Exit):
                 self._directory.fail(f"{type(error).__name__}: {error}", self.loops.step)
         finally:

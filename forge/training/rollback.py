@@ -78,5 +78,5 @@ class Rollback:
         self._saver.save(step, lambda: state, SaveCause.requested)
         self._saver.wait()
         self._directory.ledger.write("rollback", step=step, first_bad=first_bad, from_step=bad_step)
-        again = ", whose batches are read again" if self._config.skip_data else ""
+        again = "; the batches since then are trained on again" if self._config.skip_data else ""
         self._shutdown.restart(f"rollback to step {step}, in a new attempt{again}")

@@ -269,7 +269,7 @@ def test_all_problems_are_reported_at_once():
 def test_one_interpolation_that_fails_does_not_hide_the_other_problems():
     found = problems(OmegaConf.create({"checkpoint": {"dir": "${nowhere}"}, "nan": {"actoin": 1}}))
     assert len(found) == 2
-    assert "`resilience.checkpoint.dir`: cannot be resolved" in found[0]
+    assert "`resilience.checkpoint.dir` cannot be resolved" in found[0]
 
 
 @pytest.mark.parametrize("policy", [5, "default", [1], True])

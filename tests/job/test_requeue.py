@@ -44,7 +44,7 @@ def command(code, *stops, is_held=False, **how) -> Ending:
     return Ending.of_command(report, ExecPlan(**how), {"USR1": "requeue", "TERM": "stop"})
 
 
-OOM = "; the kernel killed 1 process in its cgroup, since memory ran out"
+OOM = "; memory ran out, and the kernel killed 1 process in the task's cgroup"
 HELD_TEXT = "stopping took longer than `shutdown.timeout_s`, and the task was killed"
 ENDED_WITH = "(the command ended with"
 
@@ -83,7 +83,7 @@ ENDINGS = [
     (KILLED, Reason.crashed, "killed by SIGKILL", "failed"),
     (
         *(Ending.of(-9, oom_kills=2), Reason.out_of_memory),
-        "killed by SIGKILL; the kernel killed 2 processes in its cgroup, since memory ran out",
+        "killed by SIGKILL; memory ran out, and the kernel killed 2 processes in the task's cgroup",
         "failed",
     ),
     (Ending.of(-signal.SIGSEGV), Reason.crashed, "killed by SIGSEGV", "failed"),

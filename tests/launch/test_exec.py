@@ -277,7 +277,7 @@ def test_a_command_that_was_killed_for_memory_is_told_apart_from_other_kills(
     job = commands.job(0)
     first = ends(job)[0]
     assert first == ("failed failed 137" if is_shell else "failed out_of_memory -9"), job.output
-    assert "the kernel killed 1 process in its cgroup, since memory ran out" in job.output
+    assert "memory ran out, and the kernel killed 1 process in the task's cgroup" in job.output
 
 
 def test_a_kill_without_a_count_says_only_what_is_known(commands):
@@ -494,7 +494,7 @@ BAD = {
     "command: [true, [a]]": ["`command[1]`: expected a text or a number, found a list"],
     "command: {a: b}": ["expected a list of arguments, found a group of keys"],
     "command: ['???']": ["`command`: expected a value for each `???`"],
-    "command: ['${nowhere}']": ["`command`: cannot be resolved", "nowhere"],
+    "command: ['${nowhere}']": ["`command` cannot be resolved", "nowhere"],
     "command: [no-such-program]": ["`command[0]=no-such-program`", "found none", "in PATH"],
     "command: [./conf.yaml]": ["`command[0]=./conf.yaml`", "not executable", "chmod +x"],
     "command: [./nowhere]": ["`command[0]=./nowhere`", "found none", "absolute path"],

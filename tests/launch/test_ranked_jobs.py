@@ -97,7 +97,9 @@ def test_a_killed_rank_ends_the_others_and_the_job_starts_again_once(make, undis
     assert_same_ranks(job, undisturbed)
     first, last = job.events("end")
     assert (first["code"], first["reason"], last["code"]) == (-9, "crashed", 0)
-    assert "is gone; here " in (job.directory / f"output.log{['.1', ''][rank]}").read_text()
+    assert (
+        "is gone; on this rank, " in (job.directory / f"output.log{['.1', ''][rank]}").read_text()
+    )
     assert job.state["counts"]["failures"] == job.state["counts"]["restarts"] == 1
     assert job.repeated == [HOLD - 10]
     assert not any(processes.variable(pid, "FORGE_JOB_TOKEN") for pid in pids)

@@ -54,14 +54,14 @@ def load(path: str | os.PathLike[str], *, verify: str = "full") -> Checkpoint:
     try:
         if not where.exists():
             gone = f" It is a link to {os.readlink(path)}." if path.is_symlink() else ""
-            raise CheckpointError(f"{path}: does not exist.{gone} {_EXPECTED}")
+            raise CheckpointError(f"{path} does not exist.{gone} {_EXPECTED}")
         if not where.is_dir():
-            raise CheckpointError(f"{path}: is a file. {_EXPECTED}")
+            raise CheckpointError(f"{path} is a file. {_EXPECTED}")
         if step_of(where) is not None or os.path.lexists(where / manifest.NAME):
             return read(where)
         return _newest(_checkpoint_dir(where), read)
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error}") from error
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 
 _EXPECTED = (
@@ -143,17 +143,17 @@ def _checkpoint_dir(where: Path) -> Path:
         if found:
             names = ", ".join(os.path.relpath(path, where) for path in found)
             raise CheckpointError(
-                f"{where}: has several directories of checkpoints. Name one of them: {names}"
+                f"{where} has several directories of checkpoints. Name one of them: {names}"
             )
     if forge_dir(where).is_dir():
-        raise CheckpointError(f"{where}: this job has not saved a checkpoint yet")
+        raise CheckpointError(f"The job in {where} has not saved a checkpoint yet")
     jobs = [path for path in below if forge_dir(path).is_dir()]
     if len(jobs) == 1:
         return _checkpoint_dir(jobs[0])
     if jobs:
         shown = messages.truncate_list([path.name for path in jobs], 8)
-        raise CheckpointError(f"{where}: has several jobs. Name one of them: {shown}")
-    raise CheckpointError(f"{where}: has no checkpoint. {_EXPECTED}")
+        raise CheckpointError(f"{where} has several jobs. Name one of them: {shown}")
+    raise CheckpointError(f"{where} has no checkpoint. {_EXPECTED}")
 
 
 def _directories(path: Path) -> list[Path]:

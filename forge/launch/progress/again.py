@@ -31,7 +31,7 @@ def how_to_resume(jobs: Iterable[ObservedJob], command: str, in_queue: int = 0) 
     if ended:
         does.append("starts again: " + ", ".join(f"{n} {word}" for word, n in ended.items()))
     if waiting:
-        does.append(f"starts: {waiting} not started yet")
+        does.append(f"starts {waiting} that have not run yet")
     if in_queue:
         then = "resumes the jobs that failed or were cancelled"
         does.append(f"waits until the sweep's jobs in the queue ({in_queue} now) end, then {then}")

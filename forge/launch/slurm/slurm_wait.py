@@ -250,8 +250,8 @@ class QueueWatcher:
                 if node in before:
                     continue
                 line = (
-                    f"job {job.number}: node {node} does not respond. If it stays so, Slurm marks"
-                    " it as down after its `SlurmdTimeout`, and the job is requeued."
+                    f"job {job.number}: node {node} does not respond. If that does not change,"
+                    " Slurm marks the node as down after `SlurmdTimeout`, and the job is requeued."
                 )
                 if self._progress == "none":
                     messages.warn(line)

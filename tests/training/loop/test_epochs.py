@@ -166,7 +166,7 @@ def test_a_rollback_stays_in_its_pass_or_begins_anew(back, codes, tmp_path, make
     assert (rolled["step"], rolled["first_bad"]) == ((12, 14) if back == 0 else (6, 14))
     nan = forge.load(job.directory / "checkpoints").state["nan"]
     assert (nan["rollbacks"], nan["lr_scale"]) == (1, 0.5)
-    assert ("whose batches are read again" in job.output) == (back == 8)
+    assert ("the batches since then are trained on again" in job.output) == (back == 8)
 
 
 # -- calls in a script -----------------------------------------------------------------------------
