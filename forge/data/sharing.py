@@ -63,8 +63,8 @@ class Sharing:
             if before.order[name] != self.order[name]:
                 raise StateMismatch(
                     f"data: {words} was {before.order[name]!r} when the checkpoint was saved inside"
-                    f" an epoch, but is {self.order[name]!r} now: the rest of the epoch would have"
-                    " other samples. Set it back, or start in a new directory"
+                    f" an epoch, but is {self.order[name]!r} now. The rest of the epoch would have"
+                    " other samples. Restore the old value, or start in a new directory"
                 )
         num_samples = taken * before.global_batch_size
         if num_samples % self.global_batch_size:

@@ -95,8 +95,8 @@ class JobConfig(Callback):
             os.makedirs(str(config.hydra.sweep.dir), exist_ok=True)  # Hydra does the same next
         except OSError as error:
             _refuse(
-                f"`hydra.sweep.dir={config.hydra.sweep.dir}`: cannot create the directory:"
-                f" {error}. Choose another directory."
+                f"`hydra.sweep.dir={config.hydra.sweep.dir}` cannot be created: {error}. Choose"
+                " another directory."
             )
 
     @_guarded

@@ -70,8 +70,8 @@ def check_kind(path: str, module: torch.nn.Module) -> None:
     kind = type(module)
     if kind.__name__ == "FullyShardedDataParallel" and "torch.distributed.fsdp" in kind.__module__:
         raise CheckpointError(
-            f"{path}: FullyShardedDataParallel (FSDP1) cannot be saved: its tensors do not tell"
-            " which shard of which parameter they are. Shard the model with"
+            f"{path}: FullyShardedDataParallel (FSDP1) cannot be saved, since its tensors do not"
+            " show which shard of which parameter they are. Shard the model with"
             " torch.distributed.fsdp.fully_shard (FSDP2) instead."
         )
 

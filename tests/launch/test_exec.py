@@ -572,7 +572,7 @@ def test_a_policy_that_no_command_could_follow_is_told_before_anything_is_starte
         ("hydra/launcher=basic", "`hydra/launcher`: expected local or slurm, found another"),
         (
             "hydra.sweep.dir=/proc/nowhere",
-            "`hydra.sweep.dir=/proc/nowhere`: cannot create the directory",
+            "`hydra.sweep.dir=/proc/nowhere` cannot be created: ",
         ),
     ],
 )

@@ -84,9 +84,9 @@ class Checkpoint:
             self._tensors.read(self._pending, is_whole=False)
         except DamagedCheckpoint as error:
             raise CheckpointError(
-                f"{self.path}: was verified, but reading it into the model and optimizer failed:"
-                f" {error}. They are now only partly loaded, so training cannot continue. Start"
-                " the job again."
+                f"{self.path} was verified, but reading it into the model and optimizer failed:"
+                f" {error}. The model and optimizer are now only partly loaded, so training cannot"
+                " continue. Start the job again."
             ) from error
         finally:
             self._pending.clear()

@@ -58,8 +58,9 @@ class ResumableLoaders:
         """
         if len(saved) < len(self.positions):
             raise StateMismatch(
-                f"run.loader: {len(saved)} loaders in the checkpoint, {len(self.positions)} in the"
-                " script: call run.loader above the loop, for the same loaders in the same order"
+                f"run.loader: the checkpoint has {len(saved)} loaders, and the script has"
+                f" {len(self.positions)}. Call run.loader above the loop, for the same loaders in"
+                " the same order"
             )
         self._saved = saved
         for position, state in zip(self.positions, saved, strict=False):
