@@ -363,7 +363,8 @@ def test_without_a_launcher_it_is_the_local_one(given, jobs, tmp_path):
         place = f"hydra.sweep.dir={hydra_quoted(str(commands.sweep_dir))}"
         command = [sys.executable, "-m", "forge", "exec", place, *given]
         both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        done = subprocess.run(command, cwd=commands.folder, text=True, timeout=100, **both)
+        options = {"cwd": commands.folder, "start_new_session": True, "is_parent": True}
+        done = warm.run(command, text=True, timeout=100, **both, **options)
         assert done.returncode == 0, done.stdout
         for number in range(jobs):
             assert commands.job(number).state["state"] == "finished"

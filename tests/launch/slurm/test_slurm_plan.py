@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+import warm
 from sweeps import App
 
 from forge.cli.plan import command_of
@@ -35,14 +36,16 @@ def app(tmp_path):
 def run(app, *command, **environment):
     """Run a command without a cluster; without the empty file Slurm would search for a minute."""
     (app.folder / "none.conf").touch()
-    return subprocess.run(
+    return warm.run(
         [sys.executable, *command],
         cwd=app.folder,
         env=os.environ | {"SLURM_CONF": str(app.folder / "none.conf")} | environment,
         text=True,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         timeout=120,
-        check=False,
+        start_new_session=True,
+        is_parent=True,
     )
 
 
