@@ -169,6 +169,14 @@ def assert_same_state(one: Any, other: Any, where: str = "state") -> None:
         assert one == other, where
 
 
+def assert_close(
+    one: torch.Tensor, other: torch.Tensor, rtol: float = 1.3e-6, atol: float = 1e-5
+) -> None:
+    """As torch.testing.assert_close, which imports DTensor, for a second in each test process."""
+    assert (one.dtype, one.shape) == (other.dtype, other.shape)
+    assert torch.allclose(one, other, rtol=rtol, atol=atol), (one, other)
+
+
 def streak(first: int, length: int) -> Callable[[int, int, list[int]], bool]:
     """Bad in these iterations of the first attempt, whatever their data: a transient fault."""
     return lambda visit, step, indices: first <= visit < first + length

@@ -6,6 +6,7 @@ import signal
 import pytest
 import torch
 from nan_trainer import (
+    assert_close,
     assert_same_state,
     checkpoints,
     events,
@@ -325,8 +326,8 @@ def test_the_rate_is_multiplied_whatever_the_schedule_sets(name, as_tensor):
         return torch.tensor(found), optimizer.param_groups[0]["lr"]
 
     (plain, last), (scaled, last_scaled) = rates(1.0), rates(0.25)
-    torch.testing.assert_close(scaled[:4], plain[:4])
-    torch.testing.assert_close(scaled[4:], plain[4:] * 0.25)
+    assert_close(scaled[:4], plain[:4])
+    assert_close(scaled[4:], plain[4:] * 0.25)
     assert last == last_scaled, "what the optimizer shows and saves stays the schedule's"
 
 
@@ -351,4 +352,4 @@ def test_a_scale_is_taken_off_the_optimizer_when_the_run_ends(tmp_path):
     (before,) = (optimizer.param_groups[0]["params"][0].detach().clone(),)
     optimizer.param_groups[0]["params"][0].grad = torch.ones_like(before)
     optimizer.step()
-    torch.testing.assert_close(optimizer.param_groups[0]["params"][0].detach(), before - 0.1)
+    assert_close(optimizer.param_groups[0]["params"][0].detach(), before - 0.1)
