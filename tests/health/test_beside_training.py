@@ -8,7 +8,7 @@ from dataclasses import replace
 import forked
 import pytest
 import warm
-from harness import Job, Process, assert_same_run
+from harness import Process, assert_same_run
 from ranked import RankedJob
 
 import forge
@@ -180,7 +180,7 @@ def test_of_a_rank_that_is_to_stop_only_those_of_all_ranks_are_made(monkeypatch,
 def test_a_sick_node_costs_no_step_and_no_bit(tmp_path):
     """The site's check stops the job halfway; it resumes once the check passes again."""
     spec = {"steps": 30, "step_s": 0.03}
-    job = Job(tmp_path / "job", policy={"health": site(tmp_path)}, **spec)
+    job = forked.ForkedJob(tmp_path / "job", policy={"health": site(tmp_path)}, **spec)
     process = job.start()
     job.wait_for_step(process, 5)
     (tmp_path / "sick").touch()
@@ -190,7 +190,9 @@ def test_a_sick_node_costs_no_step_and_no_bit(tmp_path):
     (tmp_path / "sick").unlink()
     job.run_to_end()
     assert job.steps_repeated == [0]
-    whole = Job(tmp_path / "whole", policy={"health": {"enabled": False}}, **spec | {"step_s": 0})
+    whole = forked.ForkedJob(
+        tmp_path / "whole", policy={"health": {"enabled": False}}, **spec | {"step_s": 0}
+    )
     whole.run_to_end()
     assert_same_run(job, whole)
 

@@ -6,9 +6,9 @@ import subprocess
 import sys
 
 import pytest
+import warm
 from harness import assert_same_bits, wait_for
 from hydra_apps import App
-from started import Popen
 
 
 @pytest.fixture
@@ -159,7 +159,7 @@ def test_a_second_job_in_the_directory_of_a_running_one_is_refused(app):
     """Two jobs started in the same second get the same directory from Hydra."""
     config = app.folder / "train.yaml"
     config.write_text(config.read_text().replace("steps: 8", "steps: 100000000"))
-    first = Popen(
+    first = warm.Popen(
         [sys.executable, "train.py", "hydra.run.dir=job"],
         cwd=app.folder,
         stdout=subprocess.DEVNULL,

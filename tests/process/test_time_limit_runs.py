@@ -8,6 +8,7 @@ import textwrap
 
 import pytest
 import torch
+import warm
 from harness import assert_same_bits
 
 from forge.jobdir import ledger
@@ -95,9 +96,10 @@ ATTEMPTS = [
 def played(tmp_path_factory):
     """(directory, exit codes) of every attempt above."""
     directory = tmp_path_factory.mktemp("time_limit")
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(PLAY), directory, json.dumps(ATTEMPTS)],
-        capture_output=True,
+    done = warm.run(
+        [sys.executable, "-c", textwrap.dedent(PLAY), str(directory), json.dumps(ATTEMPTS)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
         timeout=200,
     )

@@ -12,6 +12,7 @@ import light
 import pytest
 import submitit
 import submitted
+import warm
 from cluster import submit as submit_script
 from cluster import wait_for
 from light import HASTY, POLICY, noted
@@ -153,8 +154,7 @@ def test_the_script_of_the_page_runs_as_it_stands(jobs, tmp_path):
     """docs/how-to/submitit.md includes it."""
     assert jobs.cluster
     shutil.copy(ROOT / "examples/gallery/submit.py", tmp_path)
-    done = subprocess.run(
-        [sys.executable, "submit.py"], cwd=tmp_path, capture_output=True, text=True, timeout=250
-    )
+    both = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    done = warm.run([sys.executable, "submit.py"], cwd=tmp_path, text=True, timeout=250, **both)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1].startswith("bias 0.")
