@@ -12,7 +12,6 @@ import weakref
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import torch
 from torch.utils.data import BatchSampler, Subset, SubsetRandomSampler, WeightedRandomSampler
 
 from forge.compat import of_torch
@@ -44,7 +43,7 @@ class _Mark(NamedTuple):
         """Whether this is the mark of `value` as it is now; cheap enough for each boundary."""
         if type(value) in (int, bool):
             return bool(value == self.value)
-        return value is self.value and self[1:] == (_length(value), of_torch.version(value))
+        return value is self.value and self[1:] == (loaders.length(value), of_torch.version(value))
 
 
 class FixedParts:
@@ -112,12 +111,4 @@ def _marks(owner: Any) -> dict[str, _Mark]:
 
 
 def _mark(value: Any) -> _Mark:
-    return _Mark(value, _length(value), of_torch.version(value))
-
-
-def _length(value: Any) -> int | None:
-    return len(value) if hasattr(type(value), "__len__") and not _is_scalar(value) else None
-
-
-def _is_scalar(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.dim() == 0
+    return _Mark(value, loaders.length(value), of_torch.version(value))

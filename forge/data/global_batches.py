@@ -62,9 +62,18 @@ class GlobalBatchSampler(Sampler[list[int]]):
         own_rank, size = collectives.place()
         num_replicas = size if num_replicas is None else num_replicas
         rank = own_rank if rank is None else rank
-        problems = _problems(global_batch_size, num_replicas, rank)
-        if problems:
-            raise ConfigError(problems, what)
+        if num_replicas < 1 or not 0 <= rank < num_replicas:
+            problem = (
+                f"rank={rank} is not below num_replicas={num_replicas}: ranks are numbered from 0."
+                " Pass both arguments or none."
+            )
+            raise ConfigError([problem], what)
+        if global_batch_size < 1 or global_batch_size % num_replicas:
+            problem = (
+                f"global_batch_size={global_batch_size} is not a positive multiple of the number of"
+                f" ranks ({num_replicas}), so they cannot have equal parts. Change one of the two."
+            )
+            raise ConfigError([problem], what)
         self.dataset = dataset
         self.global_batch_size = global_batch_size
         self.batch_size = global_batch_size // num_replicas
@@ -104,18 +113,3 @@ class GlobalBatchSampler(Sampler[list[int]]):
         # On the CPU, whatever torch's default device is: the same order on all machines.
         generator = torch.Generator(device="cpu").manual_seed(self.seed + self.epoch)
         return torch.randperm(num_samples, generator=generator, device="cpu").tolist()
-
-
-def _problems(global_batch_size: int, num_replicas: int, rank: int) -> list[str]:
-    problems = []
-    if num_replicas < 1 or not 0 <= rank < num_replicas:
-        problems.append(
-            f"rank={rank} is not below num_replicas={num_replicas}: ranks are numbered from 0. Pass"
-            " both arguments or none."
-        )
-    elif global_batch_size < 1 or global_batch_size % num_replicas:
-        problems.append(
-            f"global_batch_size={global_batch_size} is not a positive multiple of the number of"
-            f" ranks ({num_replicas}), so they cannot have equal parts. Change one of the two."
-        )
-    return problems

@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from forge.data import seeding
-from forge.data.first_seen import FirstSeen
+
+_Seen = TypeVar("_Seen")
 
 _KNOWN = ("torch", "torchdata")
 """Datasets and samplers whose order is drawn at the start of an epoch, or from a saved generator.
 
 Only these exact classes: a subclass can behave differently.
 """
+
+
+class FirstSeen(Generic[_Seen]):
+    """The value that was first seen of each object, for as long as the object lives.
+
+    By identity: a tensor given as a loader compares with `==` element by element.
+    """
+
+    def __init__(self) -> None:
+        self._by_id: dict[int, _Seen] = {}
+
+    def of(self, one: Any, now: _Seen) -> _Seen:
+        """The first `now`; TypeError if `one` cannot be weakly referenced, for example a list."""
+        if id(one) not in self._by_id:
+            weakref.finalize(one, self._by_id.pop, id(one), None).atexit = False
+            self._by_id[id(one)] = now
+        return self._by_id[id(one)]
 
 
 def has_state(one: Any) -> bool:
@@ -95,8 +114,13 @@ def num_batches(loader: Any) -> int | None:
     """
     if isinstance(getattr(loader, "dataset", None), IterableDataset):
         return None
+    return length(loader)
+
+
+def length(one: Any) -> int | None:
+    """Its length; None if it has none."""
     try:
-        return len(loader)
+        return len(one)
     except Exception:  # noqa: BLE001 - whatever it raises, it does not say
         return None
 
@@ -108,12 +132,9 @@ def is_seeded(loader: Any) -> bool:
     return seeding.is_seeded(dataset) and not seeding.own_generators(collate)
 
 
-def inexact(loader: Iterable[Any]) -> list[str]:
+def inexact(loader: Any) -> Iterator[str]:
     """Reasons why a resume could be inexact, one or more sentences each."""
-    return list(_inexact(loader, type(loader).__name__))
-
-
-def _inexact(loader: Any, name: str) -> Iterator[str]:
+    name = type(loader).__name__
     is_stateful, is_dataloader = has_state(loader), isinstance(loader, DataLoader)
     workers = getattr(loader, "num_workers", 0)
     unseeded = workers > 0 and not is_seeded(loader)
@@ -173,7 +194,8 @@ def _seeds(loader: Any) -> str:
     """The advice that makes the random draws of a loader's workers repeatable."""
     dataset, collate = getattr(loader, "dataset", None), getattr(loader, "collate_fn", None)
     own = [n for one in (*seeding.within(dataset), collate) for n in seeding.own_generators(one)]
-    wrap = "" if seeding.is_wrapped(dataset) else "Wrap the dataset in forge.data.seeded."
+    is_wrapped = any(isinstance(one, seeding.SeededDataset) for one in seeding.within(dataset))
+    wrap = "" if is_wrapped else "Wrap the dataset in forge.data.seeded."
     reach = f"{seeding.not_seeded(own)}. {seeding.OTHER_GENERATORS}"
     return " ".join(filter(None, (wrap, reach if own else "")))
 

@@ -173,10 +173,6 @@ class Position:
             if hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(self.epoch)
 
-    def inexact(self) -> list[str]:
-        """Reasons why a resume could be inexact, one sentence each."""
-        return loaders.inexact(self._loader)
-
     def check(self, name: str) -> None:
         """Check after a batch whether the loader's state is its position, and restored it.
 
@@ -236,18 +232,15 @@ class Position:
         if not self._takes_kind_of(state):
             return
         self._sharing().check_between_epochs(self._sharing(state), state)
-        kept = rng.capture()
-        if "loader" in state:
-            self._loader.load_state_dict(copy.deepcopy(state["loader"]))
-            # A StatefulDataLoader loads its state only when its next iterator is made.
-            is_pending = getattr(self._loader, "next_iter_state", None) is not None
-            if state["is_left"] or is_pending:
-                iter_with_blocked_signals(
-                    self._loader
-                )  # as at the end of the pass: the next one begins a new epoch
-            self._was_read, self._is_left = True, state["is_left"]
-        self._parts.restore(state["parts"])
-        rng.restore(kept)
+        with rng.unchanged():
+            if "loader" in state:
+                self._loader.load_state_dict(copy.deepcopy(state["loader"]))
+                # A StatefulDataLoader loads its state only when its next iterator is made.
+                is_pending = getattr(self._loader, "next_iter_state", None) is not None
+                if state["is_left"] or is_pending:  # as at the end of the pass: a new epoch is next
+                    iter_with_blocked_signals(self._loader)
+                self._was_read, self._is_left = True, state["is_left"]
+            self._parts.restore(state["parts"])
 
     def _takes_kind_of(self, state: dict[str, Any]) -> bool:
         """Take over what is known of the saved state; whether the loader is of the same kind."""

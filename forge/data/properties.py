@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from forge import messages
 from forge.data import loaders
-from forge.data.first_seen import FirstSeen
+from forge.data.loaders import FirstSeen, length
 from forge.errors import ConfigError
 
 _WORDS = {
@@ -114,11 +114,11 @@ def of(loader: Any) -> Properties:
     is_stateful = loaders.has_state(loader)
     if not isinstance(loader, DataLoader):
         # The length of a loader that restores itself can be the number of batches left.
-        length = None if is_stateful else _steady_length(loader)
-        return Properties(type(loader).__name__, "no DataLoader", is_stateful, batches=length)
-    batches: Any = loader.batch_sampler
-    sampler = getattr(batches, "sampler", loader.sampler if batches is None else None)
-    sizes: Any = loader if batches is None else batches
+        batches = None if is_stateful else _steady_length(loader)
+        return Properties(type(loader).__name__, "no DataLoader", is_stateful, batches=batches)
+    groups: Any = loader.batch_sampler
+    sampler = getattr(groups, "sampler", loader.sampler if groups is None else None)
+    sizes: Any = loader if groups is None else groups
     is_iterable = isinstance(loader.dataset, IterableDataset)
     is_fixed = is_iterable or is_stateful
     batch_size, drop_last = (getattr(sizes, name, None) for name in ("batch_size", "drop_last"))
@@ -126,8 +126,8 @@ def of(loader: Any) -> Properties:
         type(loader).__name__,
         "DataLoader",
         is_stateful,
-        dataset=(_steady_length if is_iterable else _length)(loader.dataset),
-        batch_sampler=type(batches).__name__,
+        dataset=(_steady_length if is_iterable else length)(loader.dataset),
+        batch_sampler=type(groups).__name__,
         sampler=type(sampler).__name__,
         samples=_steady_length(sampler),
         batch_size=batch_size if type(batch_size) is int else None,
@@ -144,16 +144,9 @@ _first: FirstSeen[int | None] = FirstSeen()
 
 def _steady_length(one: Any) -> int | None:
     """Its length; None once it differs from the first, as if each epoch had its own length."""
-    length = _length(one)
+    now = length(one)
     try:
-        first = _first.of(one, length)
+        first = _first.of(one, now)
     except TypeError:  # for example a list
-        return length
-    return length if length == first else None
-
-
-def _length(one: Any) -> int | None:
-    try:
-        return len(one)
-    except Exception:  # noqa: BLE001 - whatever it raises, it does not say
-        return None
+        return now
+    return now if now == first else None

@@ -45,10 +45,11 @@ class Resumable(Generic[_Batch]):
         before, saved = self._position, self._saved
         if saved is not None and not saved["is_over"]:
             position = Position(self.loader, saved["position"]["epoch"])
-            _quietly(lambda: position.load(saved["position"]))
+            with rng.unchanged():
+                position.load(saved["position"])
         elif saved is not None:
             position = Position(self.loader, saved["position"]["epoch"] + 1)
-            _quietly(lambda: position.load_finished(saved["position"]))
+            position.load_finished(saved["position"])
             position.name_changes(saved["position"])
         elif before is not None:
             self.has_left = self.has_left or not before.is_over
@@ -80,10 +81,6 @@ class Resumable(Generic[_Batch]):
         """
         if self._position is not None and not self._position.is_over:
             self._position.check(name)
-
-    def inexact(self) -> list[str]:
-        """Reasons why a resume could be inexact, one sentence each."""
-        return Position(self.loader).inexact()
 
     def state_dict(self) -> dict[str, Any]:
         """The place after the last batch that was taken."""
@@ -127,12 +124,3 @@ def resumable(loader: Iterable[_Batch]) -> Resumable[_Batch]:
         a pass, its first iteration yields what is left of that pass.
     """
     return Resumable(loader)
-
-
-def _quietly(go: Any) -> None:
-    """Go to a place without changing the random state."""
-    kept = rng.capture()
-    try:
-        go()
-    finally:
-        rng.restore(kept)

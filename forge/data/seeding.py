@@ -127,11 +127,6 @@ def within(dataset: Any) -> Iterator[Any]:
             yield from within(one)
 
 
-def is_wrapped(dataset: Any) -> bool:
-    """Whether the dataset, or a dataset inside it, is wrapped by `seeded`."""
-    return any(isinstance(one, SeededDataset) for one in within(dataset))
-
-
 def own_generators(one: Any, max_depth: int = _DEPTH) -> list[str]:
     """Generators that the object or its members keep, for example `Noise.transform.rng`."""
     kinds: tuple[type, ...] = (random.Random, torch.Generator)

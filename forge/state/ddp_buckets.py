@@ -40,12 +40,9 @@ def problems(objects: Mapping[str, Any], num_ranks: int) -> list[str]:
         " use_reentrant=False does not need it; for parameters without gradients use"
         " find_unused_parameters=True)."
         for name, one in objects.items()
-        if isinstance(one, torch.nn.Module) and any(map(_is_static, one.modules()))
+        if isinstance(one, torch.nn.Module)
+        and any(isinstance(m, DistributedDataParallel) and m.static_graph for m in one.modules())
     ]
-
-
-def _is_static(module: torch.nn.Module) -> bool:
-    return isinstance(module, DistributedDataParallel) and bool(module.static_graph)
 
 
 def capture(objects: Mapping[str, Any]) -> dict[str, list[int]]:

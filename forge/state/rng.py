@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import random
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -83,12 +85,9 @@ def derived(state: dict[str, Any], number: int) -> dict[str, Any]:
     """
     words = bytes(state["torch"].cpu().tolist()) + number.to_bytes(8, "little")
     seed = int.from_bytes(hashlib.blake2b(words, digest_size=8).digest(), "little")
-    kept = capture_cpu()
-    try:
+    with unchanged():
         seed_cpu(seed)
         made = {**state, **capture_cpu()}
-    finally:
-        restore(kept)
     for kind in _DEVICES:
         if kind in state and getattr(torch, kind).is_available():
             devices = [torch.device(kind, index) for index in range(len(state[kind]))]
@@ -113,6 +112,16 @@ def restore(state: dict[str, Any]) -> None:
             before, now = state.get("current", {}).get(kind), _current(module)
             if before not in (None, now) and module.device_count():
                 module.set_rng_state(state[kind][before].cpu(), now)
+
+
+@contextmanager
+def unchanged() -> Iterator[None]:
+    """Restore all generators at the end of the block."""
+    kept = capture()
+    try:
+        yield
+    finally:
+        restore(kept)
 
 
 def _restore_numpy(saved: Any) -> None:

@@ -135,8 +135,6 @@ def check_alone(found: list[tuple[Path, Any]], given: Mapping[str, Any], live: A
     Raises:
         CheckpointError: Names both places.
     """
-    if not found:
-        return
     others = {id(one): name for name, one in given.items()}
     others[id(torch.default_generator)] = "torch.default_generator"
     data: list[tuple[str, Any]] = []

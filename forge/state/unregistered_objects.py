@@ -34,7 +34,8 @@ def _sentences(objects: Mapping[str, Any]) -> Iterator[str]:
     optimizers = {name: one for name, one in objects.items() if isinstance(one, Optimizer)}
     held = {id(one) for name, one in objects.items() for _, one in _inside(name, one, _DEPTH)}
     # The referrers of a class include its objects: three times faster than reading all objects.
-    averages = [AveragedModel, *AveragedModel.__subclasses__()] if _has_modules(objects) else []
+    has_modules = any(isinstance(one, Module) for one in objects.values())
+    averages = [AveragedModel, *AveragedModel.__subclasses__()] if has_modules else []
     holders = gc.get_referrers(*averages, *optimizers.values())
     for one in holders:
         if isinstance(one, AveragedModel) and id(one) not in held and one not in _given:
@@ -69,10 +70,6 @@ def _sentences(objects: Mapping[str, Any]) -> Iterator[str]:
                         f" does not contain the state of `{path}`. Give both to forge.Run, as in"
                         f" forge.Run(…, inner={path})"
                     )
-
-
-def _has_modules(objects: Mapping[str, Any]) -> bool:
-    return any(isinstance(one, Module) for one in objects.values())
 
 
 def _inside(path: str, one: Any, depth: int) -> Iterator[tuple[str, Any]]:

@@ -26,6 +26,7 @@ import torch
 
 from forge.checkpoint.format import tensor_encoding
 from forge.compat import of_torch
+from forge.state import generators
 
 _DEPTH = 3
 """Depth of attributes that are searched."""
@@ -206,14 +207,8 @@ def _asked(value: Any) -> Any:
 def _generator_state(value: Any) -> Any:
     """The state of a random number generator; None for anything else."""
     if isinstance(value, random.Random):
-        return value.getstate()
-    if isinstance(value, torch.Generator):
-        return value.get_state()
-    if isinstance(value, np.random.RandomState):
-        return value.get_state()
-    if isinstance(value, np.random.Generator):
-        return value.bit_generator.state
-    return None
+        return value.getstate()  # also of a subclass, which cannot be saved
+    return (generators.described(value) or {}).get("state")
 
 
 def _kind(value: Any) -> str:

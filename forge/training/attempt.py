@@ -49,8 +49,6 @@ from forge.training.start.attempt_io import AttemptIO
 from forge.training.start.checkpoint_owner import CheckpointOwner
 from forge.training.train_state import TrainState
 
-_ACTION: Any = NanAction
-
 _LEAVE_S = 10.0
 """Seconds that ranks wait for each other when they exit."""
 
@@ -263,7 +261,7 @@ class Attempt:
         self._pushed = PushedLoop(parts, self.boundary, self._live.given)
         start = EpochStart(self.loops, self._own)
         self._epochs = Epochs(parts, start, self.boundary, self._steps)
-        if policy.nan.action is _ACTION.rollback or self._nan.lr_scale != 1:
+        if policy.nan.action is NanAction.rollback or self._nan.lr_scale != 1:
             self._scales = [RateScale(self._nan, one) for one in self._live.optimizers]
         self._optimizer_steps.enter_run()
         self._updater.note = self._note

@@ -9,7 +9,7 @@ import contextlib
 import math
 import time
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from forge import messages
 from forge.config.schema import NanAction
@@ -40,8 +40,6 @@ from forge.training.run_end import RunEnd
 from forge.training.saver import SaveCause
 from forge.training.shutdown import ENDS
 from forge.training.start import preflight
-
-_ACTION: Any = NanAction
 
 
 class Boundary:
@@ -78,7 +76,7 @@ class Boundary:
 
     def begin(self) -> None:
         """Start a loop; with the action rollback, save a first state to roll back to."""
-        if self._loops.step == 0 and self._policy.nan.action is _ACTION.rollback:
+        if self._loops.step == 0 and self._policy.nan.action is NanAction.rollback:
             self._saver.save(0, self._train_state.capture, SaveCause.start)
 
     def pass_through(
@@ -168,12 +166,10 @@ class Boundary:
     def _decide(self, n: float) -> Decision:
         """Propose the requests of this process, and decide from those of all ranks."""
         saver, propose = self._saver, self._group.propose
-        try:
+        with self._failing():
             self._train_state.live.check_groups()
             self._loops.fixed.check()
             saver.check()
-        except ENDS as error:
-            propose(FailureReport(int(error.exit_code), str(error)))
         if self._handler.should_shutdown():
             propose(self._shutdown.asked())
         if self._handler.take_save_request():
@@ -247,7 +243,7 @@ class Boundary:
 
     def begin_pass(self) -> None:
         """The code before the pass has run: save a state after it for a rollback to return to."""
-        if self._policy.nan.action is _ACTION.rollback:
+        if self._policy.nan.action is NanAction.rollback:
             self._saver.evaluated(self._loops.step)
             self._saver.save(self._loops.step, self._train_state.capture, SaveCause.start)
 

@@ -50,7 +50,6 @@ class Stop:
 
     asked: StopRequest
     is_pinned: bool = False
-    """Whether to keep the checkpoint permanently."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,6 @@ class LocalInputs(NamedTuple):
     nan: Halt | RollBack | None
     """The decision of the NaN policy, equal on all ranks because it uses reduced values."""
     rollbacks: int = 0
-    """Number of rollbacks so far."""
     pinned: int | None = None
     """The step of the checkpoint that was pinned last."""
 

@@ -28,22 +28,15 @@ class Parts:
     group: Coordinator
     """All ranks; they do the same at the same boundary."""
     exchange: Exchange
-    """Exchanges values between the ranks at a boundary."""
     loops: LoopState
-    """The current step and loop."""
     train_state: TrainState
-    """Captures and loads the state."""
     directory: AttemptIO
     """Checkpoints, metrics and the ledger."""
     nan: NanPolicy
-    """Decides what follows a bad step."""
     updater: Updater
     evaluations: Evaluations
     """The functions of `run.every`."""
     handler: ShutdownHandler
-    """Receives the signals."""
     limit: TimeLimit
-    """Knows whether another step fits into the time limit."""
     shutdown: Shutdown
-    """Ends the attempt."""
     watchers: Sequence[Watcher] = ()

@@ -15,7 +15,7 @@ import torch
 
 from forge.checkpoint.load import inspection
 from forge.config.schema import Policy
-from forge.errors import Exit, ForgeError
+from forge.errors import ForgeError
 from forge.jobdir import job_dir
 from forge.shutdown import stopping
 from forge.state.registry import StateRegistry
@@ -85,10 +85,11 @@ class Run:
         config: Any = None,
         **stateful: Any,
     ) -> None:
-        preflight.check_call(policy, unnamed, stateful)
-        self.policy: Policy = preflight.checked_policy(policy)
-        self.name = preflight.checked_name(name)
-        self._config = preflight.checked_config(config)
+        with preflight.exits():  # a wrong argument ends the process with code 78
+            misuse.check_run(policy, unnamed, stateful)
+            self.policy: Policy = preflight.checked_policy(policy)
+            self.name = preflight.checked_name(name)
+            self._config = preflight.checked_config(config)
         self._live = StateRegistry(stateful)
         self._nan = NanPolicy(self.policy.nan)
         self._updater = Updater(self._live, self._nan, is_enabled=self.policy.enabled)
@@ -577,6 +578,3 @@ class Run:
 def _joined(steps: Iterator[Any], others: list[ResumableLoader[Any]]) -> Iterator[Any]:
     for step, batch in steps:
         yield (step, batch, *(next(one) for one in others))
-
-
-__all__ = ["Exit", "Run"]

@@ -18,6 +18,7 @@ from torch.utils.data import (
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from forge.data import seeding
+from forge.data.loaders import inexact
 from forge.data.position import Position
 from forge.errors import ConfigError, StateMismatch
 from forge.state import rng
@@ -306,7 +307,7 @@ def test_a_loop_that_has_ended_leaves_its_generator_to_the_next_one():
 
 
 def sentences(loader):
-    return " ".join(Position(loader).inexact())
+    return " ".join(inexact(loader))
 
 
 class Jitter:

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any
 
 from forge import messages
+from forge.data import loaders
 from forge.data.fixed import FixedParts
 from forge.data.position import Position
 from forge.errors import StateMismatch
@@ -51,7 +52,6 @@ class LoopState:
 
     def __init__(self) -> None:
         self.step = 0
-        """Steps done."""
         self.planned: int | None = None
         """Steps that the last loop is to do."""
         self.due: list[str] | None = None
@@ -70,7 +70,6 @@ class LoopState:
         self.positions: list[Position | dict[str, Any] | None] = []
         """The position of each loop; a loop that was over at its start keeps its loaded one."""
         self.loaders = ResumableLoaders()
-        """The loaders of `run.loader`."""
         self.place: EpochPosition | None = None
         """The position in the loop over `run.epochs`; None without such a loop."""
         self.fixed = FixedParts()
@@ -86,16 +85,12 @@ class LoopState:
         for before in self.positions:
             if isinstance(before, Position):
                 position.know(before)
-        self.watch(loader, position.inexact())
-        return position
-
-    def watch(self, loader: Iterable[Any], inexact: list[str]) -> None:
-        """Refuse later changes of a loader; log once what a resume cannot repeat exactly."""
-        self.fixed.watch(loader)
-        for sentence in inexact:
+        self.fixed.watch(loader)  # refuses later changes
+        for sentence in loaders.inexact(loader):
             if sentence not in self._said:
                 messages.warn(f"A resume could be inexact here: {sentence}")
                 self._said.add(sentence)
+        return position
 
     def note_epoch(self, epoch: int) -> None:
         """Note the epoch of a loop that forge does not own; its loader saves its own place."""

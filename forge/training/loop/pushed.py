@@ -73,7 +73,7 @@ class PushedLoop:
                 self._boundary.run_end.end_loop()
             return start
         for one in self._loaders.values():
-            loops.watch(one.loader, one.inexact())
+            loops.open(one.loader)
         loops.fixed.begin_loop()
         loops.planned, loops.is_complete, loops.is_between = None, False, False
         self._boundary.run_end.begin_loop()

@@ -43,7 +43,8 @@ class ResumableLoaders:
         self.positions.append(position)
         number = len(self.positions) - 1
         if number < len(self._saved):
-            _load(position, self._saved[number])
+            with rng.unchanged():
+                position.load(self._saved[number])
         return ResumableLoader(position)
 
     def capture(self) -> list[dict[str, Any]]:
@@ -64,18 +65,10 @@ class ResumableLoaders:
             )
         self._saved = saved
         for position, state in zip(self.positions, saved, strict=False):
-            _load(position, state)
+            with rng.unchanged():
+                position.load(state)
 
     def close(self) -> None:
         """Close the iterators and their workers."""
         for position in self.positions:
             position.close()
-
-
-def _load(position: Position, state: dict[str, Any]) -> None:
-    """Restore a position without changing the random state."""
-    kept = rng.capture()
-    try:
-        position.load(state)
-    finally:
-        rng.restore(kept)

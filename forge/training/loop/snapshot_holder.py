@@ -15,7 +15,6 @@ from dataclasses import replace
 
 from forge import messages
 from forge.errors import RankLost
-from forge.group.facts import StopRequest
 from forge.training.loop.pending_snapshot import PendingSnapshot
 from forge.training.parts import Parts
 from forge.training.shutdown import ENDS
@@ -111,10 +110,8 @@ class SnapshotHolder:
         while not (is_due := self.is_stop_due()) and time.monotonic() < until:
             time.sleep(_LOOK_S)
         if is_due:
-            self._shutdown.stop(self._asked_of_all(), self.held.commit)
-
-    def _asked_of_all(self) -> StopRequest:
-        return self._group.held_stop() or self._shutdown.asked()
+            asked = self._group.held_stop() or self._shutdown.asked()
+            self._shutdown.stop(asked, self.held.commit)
 
     def stop_by(self, error: Exception, explains: Callable[[Exception], bool]) -> None:
         """Exit if an error in a function was caused by a stop; else return."""

@@ -22,8 +22,6 @@ from forge.training.decide import Halt, RollBack
 from forge.training.nan.bad_steps import BadSteps, NaNState
 from forge.training.nan.norms import clip, exact_norm, mean, non_finite, total_norm
 
-_ACTION: Any = NanAction
-
 
 class Checked(NamedTuple):
     """The result of checking one step's loss and gradients."""
@@ -157,16 +155,16 @@ class NanPolicy:
         plural = "s" * (count > 1)
         streak = f"{count} bad step{plural} in a row, limit {self._config.max_consecutive}"
         action = self._config.action
-        if action is _ACTION.warn:
+        if action is NanAction.warn:
             text = f"{what}; the update was applied (`resilience.nan.action=warn`)"
             is_told = self.total & (self.total - 1) != 0  # all steps are bad after NaN weights
             return True, "" if is_told else f"{text}; bad steps so far: {self.total}"
-        if action is _ACTION.halt:
+        if action is NanAction.halt:
             self.wants = Halt(f"{what}; `resilience.nan.action=halt`")
             return False, ""
         if not self._bad_steps.should_rollback:
             return False, f"{what}; this update is skipped ({streak})"
-        if action is _ACTION.skip:
+        if action is NanAction.skip:
             self.wants = Halt(f"{what}; {streak} (`resilience.nan.max_consecutive`)")
         elif self.rollbacks >= self._config.rollback.max_rollbacks:
             self.wants = Halt(

@@ -34,8 +34,6 @@ from forge.training.nan.nan_policy import NanPolicy
 from forge.training.saver import Saver
 from forge.training.start import resizing
 
-_ACTION: Any = NanAction
-
 
 class AttemptIO:
     """Claims the directories of a job; `release` releases them.
@@ -73,7 +71,7 @@ class AttemptIO:
             )
             raise ConfigError([problem], "This Run")
         self._every = policy.checkpoint.every_steps or 1
-        can_roll_back = policy.nan.action is _ACTION.rollback
+        can_roll_back = policy.nan.action is NanAction.rollback
         self.store = Store(
             checkpoint_dir,
             policy.checkpoint,

@@ -76,7 +76,9 @@ class CheckpointOwner:
         self._path = directory / FILE
         self._job = job
         self._built = built
-        mine = _entry(identity.current(job, name, config), built, job)
+        who = identity.current(job, name, config)
+        record, id_ = built.record, _id(who, built.record)
+        mine = _Entry(id_, who.program, who.name, who.config, record, str(job), who.words)
         self._changed: list[Change] = []
         steps = step_dirs(directory)
         newest = _newest_id(steps)
@@ -134,11 +136,13 @@ class CheckpointOwner:
         if self._changed:
             is_same = Path(known.job_dir) == self._path.parent
             started_in = "" if is_same else f" (started in {known.job_dir})"
+            by_policy = "`resume: changed` in the policy that is given to forge.Run"
+            command = job_dir.taking_command(self._job) or by_policy  # jobs of submitit have none
             raise ConfigError(
                 [
                     f"{self._path.parent} has the checkpoints of another job{started_in}."
                     f" Differences:{identity.listed(self._changed, 6)}\n    To"
-                    f" resume that job with this config:\n      {_taking_command(self._job)}\n   "
+                    f" resume that job with this config:\n      {command}\n   "
                     " To train both, give each its own directory (`resilience.checkpoint.dir`)."
                     + (_BY_CONFIG if mine.words is not None else "")
                 ],
@@ -230,17 +234,6 @@ def _record(ledger: Ledger, changed: list[Change]) -> None:
         before={one.key: one.before for one in changed},
         after={one.key: one.now for one in changed},
     )
-
-
-def _taking_command(job: Path) -> str:
-    """The command that resumes another job's checkpoints; jobs of submitit have no command."""
-    by_policy = "`resume: changed` in the policy that is given to forge.Run"
-    return job_dir.taking_command(job) or by_policy
-
-
-def _entry(who: Identity, built: InitialHyperparameters, job: Path) -> _Entry:
-    id_ = _id(who, built.record)
-    return _Entry(id_, who.program, who.name, who.config, built.record, str(job), who.words)
 
 
 def _id(who: Identity, built: dict[str, Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from forge.errors import ConfigError, Exit, ForgeError, unwritable
 from forge.filesystem.steps import step_of
 from forge.jobdir import code, flat_config, identity, job_dir, spawned, verdict
 from forge.jobdir.verdict import Verdict
-from forge.training import misuse
 from forge.training.loop import step_limit
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.=+,@-]{0,99}", re.ASCII)
@@ -53,22 +52,15 @@ def told_to_parent(job: Path, checkpoint_dir: Path) -> Iterator[None]:
         raise
 
 
-def check_call(policy: Any, unnamed: tuple[Any, ...], stateful: Mapping[str, Any]) -> None:
-    """Check the arguments of forge.Run; a wrong argument ends the process with code 78."""
-    with exits():
-        misuse.check_run(policy, unnamed, stateful)
-
-
 def checked_policy(policy: Any) -> Policy:
-    """The checked policy; an invalid policy ends the process with code 78."""
-    with exits():
-        checked = loading.load(policy)
-        step_limit.adapt(checked)
-        return checked
+    """The checked policy."""
+    checked = loading.load(policy)
+    step_limit.adapt(checked)
+    return checked
 
 
 def checked_name(name: Any) -> str | None:
-    """The name of a Run, checked as a directory name; an invalid one ends the process with 78."""
+    """The name of a Run, checked as a directory name."""
     is_text = isinstance(name, str)
     is_step = is_text and step_of(Path(name.removeprefix(FINAL))) is not None
     is_taken = is_step or name == LATEST
@@ -81,16 +73,14 @@ def checked_name(name: Any) -> str | None:
         " not `latest`, `step_<number>` or `final_step_<number>`. If you meant an object to"
         " be saved, pass it as another keyword."
     )
-    with exits():
-        raise ConfigError([problem], "This Run")
+    raise ConfigError([problem], "This Run")
 
 
 def checked_config(config: Any) -> dict[str, Any] | None:
-    """`config=` by dotted keys; warns of values that are ignored; an invalid one exits (78)."""
+    """`config=` by dotted keys; warns of values that are ignored."""
     if config is None:
         return None
-    with exits():
-        values, left_out = flat_config.given(config)
+    values, left_out = flat_config.given(config)
     if left_out:
         messages.warn(
             f"`config=`: {messages.truncate_list(left_out, 5)} cannot be compared with an earlier"
