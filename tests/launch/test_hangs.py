@@ -186,7 +186,7 @@ def test_ten_long_compilations_are_no_hang(make, shared_folder, tasks):
     assert job.hangs == []
     assert job.state["counts"]["restarts"] == 0
     if tasks > 1:
-        assert "is in `compilation`" in str(job.events("no hang"))
+        assert "has been in `compilation` for" in str(job.events("no hang"))
 
 
 @pytest.mark.proofs

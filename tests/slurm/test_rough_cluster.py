@@ -18,7 +18,7 @@ from forge.filesystem.locks import take_lock
 from forge.jobdir.job_files import STATE, forge_dir, is_busy, read_json, write_json
 from forge.jobdir.plan import RequeueLimits, read
 from forge.launch.slurm import slurm_wait
-from forge.launch.slurm.slurm_wait import SubmittedJob, Watcher
+from forge.launch.slurm.slurm_wait import QueueWatcher, SubmittedJob
 from forge.slurm import bundle, client, wrapper
 from forge.slurm.job_info import JobInfo
 
@@ -285,7 +285,7 @@ def test_a_cluster_that_is_gone_is_told_once(tmp_path, monkeypatch):
     monkeypatch.setattr(slurm_wait, "_ASK_LEAST_S", 0.0)
     monkeypatch.setattr(slurm_wait, "_ASK_PER_JOB_S", 0.0)
     monkeypatch.setattr(slurm_wait.messages, "warn", said.append)
-    assert Watcher([job], "none").run() is None
+    assert QueueWatcher([job], "none").run() is None
     (line,) = said
     assert line.startswith("The cluster does not answer: squeue: error: nobody is there.")
     assert job.state.name == "finished"

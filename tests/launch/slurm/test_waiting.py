@@ -16,7 +16,7 @@ from forge import messages
 from forge.errors import ConfigError, SlurmRefused
 from forge.jobdir.job_files import STATE, forge_dir, write_json
 from forge.launch.slurm import slurm_wait
-from forge.launch.slurm.slurm_wait import SubmittedJob, Watcher
+from forge.launch.slurm.slurm_wait import QueueWatcher, SubmittedJob
 from forge.slurm import client
 from forge.slurm.client import Queued
 
@@ -113,7 +113,7 @@ def test_a_lost_node_is_said_once_for_each_loss(tmp_path, monkeypatch, at_once):
 
     monkeypatch.setattr(client, "queue", lambda: dict.fromkeys("78", Queued("RUNNING", "None")))
     monkeypatch.setattr(client, "unresponsive_nodes", nodes)
-    assert Watcher(jobs, "none").run() is None
+    assert QueueWatcher(jobs, "none").run() is None
     nodes_said = [line.partition(" does not respond")[0] for line in said]
     assert nodes_said == ["job 0: node n1", "job 0: node n2", "job 0: node n2"]
 
@@ -232,7 +232,7 @@ def test_a_ctrl_c_ends_the_waiting_at_once_however_many_jobs_there_are(
     """It lasted until the next poll: six seconds with a thousand jobs."""
     shown = threading.Event()
     monkeypatch.setattr(slurm_wait, "_LOOK_S", 120.0)
-    watcher = Watcher([submitted(tmp_path)], "none")
+    watcher = QueueWatcher([submitted(tmp_path)], "none")
     poll = watcher._poll
 
     def polled():
@@ -266,7 +266,7 @@ def test_a_ctrl_c_does_not_wait_for_a_busy_controller(tmp_path, monkeypatch, sig
     monkeypatch.setattr(slurm_wait, "_ASK_PER_JOB_S", 0.0)
     began = time.monotonic()
     try:
-        assert Watcher([submitted(tmp_path)], "none").run() == signal.SIGINT
+        assert QueueWatcher([submitted(tmp_path)], "none").run() == signal.SIGINT
         assert time.monotonic() - began < 60
     finally:
         answered.set()
@@ -302,7 +302,7 @@ def test_a_job_that_its_wrapper_submitted_anew_is_followed(tmp_path, monkeypatch
         return {}
 
     monkeypatch.setattr(client, "queue", queue)
-    assert Watcher([job], "none").run() is None
+    assert QueueWatcher([job], "none").run() is None
     assert (job.state.name, job.slurm_id) == ("finished", "12")
 
 
@@ -325,7 +325,7 @@ def test_a_successor_that_nobody_has_told_of_is_found_by_its_batch_script(
         return others | {"9_3": Queued("PENDING", "Priority", "/sweep/1.sh")}
 
     monkeypatch.setattr(client, "queue", queue)
-    assert Watcher([job], "none").run() is None
+    assert QueueWatcher([job], "none").run() is None
     assert (job.state.name, job.slurm_id) == ("finished", "9_3")
 
 
@@ -349,7 +349,7 @@ def test_what_a_wrapper_could_not_requeue_is_submitted_anew_once(tmp_path, monke
         job.slurm_id = "9"
 
     monkeypatch.setattr(client, "queue", queue)
-    assert Watcher([job], "none", anew).run() is None
+    assert QueueWatcher([job], "none", anew).run() is None
     assert calls == [(2, "7"), (1, "7"), (0, "7")]  # not while it was leaving
     assert (job.state.name, job.slurm_id) == ("finished", "9")
 
