@@ -14,7 +14,7 @@ author = "the authors of forge"
 version = release = forge.__version__
 html_title = f"forge {forge.__version__}"
 REPOSITORY = os.environ.get("FORGE_REPOSITORY", "https://git.example.org/forge")
-"""Where the icon in the header leads; whoever hosts the site sets the variable."""
+"""The target of the icon in the header. The host of the site sets the variable."""
 
 extensions = [
     *("myst_parser", "sphinx_design", "sphinx_copybutton"),

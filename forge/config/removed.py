@@ -179,8 +179,8 @@ def _without(group: Mapping[Any, Any], prefix: str, names: list[str]) -> dict[An
 def notify(names: list[str]) -> None:
     """Log the ignored keys of a job's stored policy, if there are any.
 
-    `checks.*.threshold` stands for the key of every check. For many keys of one group the notice
-    gives their number, because an old policy has dozens of keys that no longer exist.
+    `checks.*.threshold` matches the key of every check. An old policy has dozens of keys that no
+    longer exist, so for many keys of one group the notice only gives their number.
     """
     groups: dict[str, set[str]] = {}
     for name in names:

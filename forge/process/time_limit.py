@@ -1,11 +1,10 @@
 """The time limit without a signal: do another step and a save still fit?
 
 The signal that announces the limit can be misconfigured, or caught by the user's code. So the run
-also checks by itself at each point at which a stop is possible: the time until the job is killed
-has to be enough for the longest recent interval between two such points (a step), a save, and a
-margin.
-Otherwise the run stops as it would on the signal. A signal that arrives comes first, as long as it
-is sent earlier than that.
+also checks the clock at each point where it can stop. If the time until the job is killed is
+shorter than a step (the longest recent interval between two such points), a save and a margin
+together, the run stops as on the signal. If the signal arrives earlier, the run stops on the
+signal.
 
 The end time is wall-clock time, which is what Slurm and the wrapper use. It is converted to
 monotonic time once, when the run is entered: setting the clock during training must neither stop a

@@ -1,4 +1,4 @@
-"""What a checkpoint that somebody prepared could do to the job that reads it: nothing."""
+"""A manipulated checkpoint does no harm to the job that reads it."""
 
 import dataclasses
 import json
@@ -89,7 +89,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("case", HOSTILE)
 def test_a_hostile_checkpoint_is_damage_and_takes_no_memory(case, filled, open_store):
-    """Sizes are compared, and limited, before anything of that size is asked for."""
+    """forge checks and limits sizes before it allocates memory for them."""
     harm, complaint = HOSTILE[case]
     harm(filled / "step_2")
     store = open_store(filled)
@@ -103,7 +103,7 @@ def test_a_hostile_checkpoint_is_damage_and_takes_no_memory(case, filled, open_s
 def test_more_metrics_than_would_be_read_again_are_refused_as_they_are_written(
     store, commit, monkeypatch
 ):
-    """What was saved for days could not be read by anybody, and was never removed either."""
+    """Without the limit, forge would write checkpoints that it can neither read nor remove."""
     commit(store, 1)
     store.logged = lambda: {f"sample_{i}/loss": (1, 0.5) for i in range(20_000)}
     commit(store, 2)

@@ -97,7 +97,7 @@ def test_however_it_is_sharded_the_whole_is_the_same(size, wrap, saved, tmp_path
 
 
 def test_a_rank_opens_the_files_that_it_needs(saved, tmp_path):
-    """Its own and that of rank 0, which has the values equal on all ranks; not the other files."""
+    """Its own file, and rank 0's file with the values that all ranks share; no other file."""
     found = ranks(copied(saved, tmp_path), 4)
     names = [files_of(rank)[1] for rank in range(4)]
     assert [one["opened"] for one in found] == [sorted({names[0], name}) for name in names]

@@ -52,7 +52,7 @@ def test_no_flipped_bit_is_ever_loaded(name, store, commit, state_of):
 
 @pytest.mark.parametrize("name", FILES)
 def test_no_truncated_file_is_ever_loaded(name, store, commit):
-    """What a power cut or a full disk leaves."""
+    """A power cut or a full disk can truncate a file."""
     path = commit(store, 1) / name
     original = path.read_bytes()
     for size in {0, 1, 7, 8, 9, len(original) // 2, len(original) - 1}:
@@ -104,7 +104,7 @@ def test_a_sparse_terabyte_is_refused_without_memory(name, store, commit):
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_of_another_step_is_damage(name, store, commit):
-    """Of the same size and valid in itself, but not what was committed here."""
+    """The file has the same size and is valid, but was committed in another checkpoint."""
     one, two = commit(store, 1), commit(store, 2)
     assert (one / name).read_bytes() != (two / name).read_bytes()
     shutil.copy(one / name, two / name)
@@ -154,7 +154,7 @@ GOOD = {"size": 1, "chunks": [1]}
     ids=str,
 )
 def test_a_manifest_that_says_what_no_manifest_says_is_damage(changes, store, commit):
-    """Its own checksum may match all the same; nothing outside the directory is opened."""
+    """The manifest's own checksum can match; forge opens nothing outside the directory."""
     path = commit(store, 1)
     rewrite_manifest(path, **changes)
     with pytest.raises(DamagedCheckpoint):
@@ -166,7 +166,7 @@ def test_a_manifest_that_says_what_no_manifest_says_is_damage(changes, store, co
     "content", [b"", b"null", b"[]", b"3", b'"x"', b"\xff\xfe", b"[" * 100000, b"{}"]
 )
 def test_a_manifest_that_is_something_else_is_damage(content, store, commit):
-    """Any bytes may stand there."""
+    """The file can contain any bytes."""
     path = commit(store, 1)
     (path / manifest.NAME).write_bytes(content)
     with pytest.raises(DamagedCheckpoint):
@@ -174,7 +174,7 @@ def test_a_manifest_that_is_something_else_is_damage(content, store, commit):
 
 
 def test_bytes_that_are_no_tensor_file_are_damage_even_unverified(open_store, commit, state_of):
-    """With `verify=size` the parser is all that stands between damage and a crash."""
+    """With `verify=size` no checksum is verified, so the parser itself must detect damage."""
     store = open_store(verify=Verify.size)
     path = commit(store, 1) / TENSORS
     original = path.read_bytes()
@@ -218,7 +218,7 @@ def test_a_disk_that_cannot_be_read_is_damage_and_the_older_one_is_taken(
 
 
 def test_a_read_that_stops_halfway_is_gone_on_with(store, commit, monkeypatch, state_of):
-    """As network file systems may at any time: it must not look like damage."""
+    """Network file systems can return fewer bytes than requested; this is not damage."""
     commit(store, 1)
     commit(store, 2)
     read = os.read
@@ -230,7 +230,7 @@ def test_a_read_that_stops_halfway_is_gone_on_with(store, commit, monkeypatch, s
 
 @pytest.mark.parametrize("spared", [400, 20])
 def test_a_state_too_deep_to_decode_is_damage(spared, store, commit):
-    """JSON may be nested deeper than Python's recursion goes, in `json` or after it."""
+    """JSON can be nested deeper than Python's recursion limit, in `json` or after it."""
     path = commit(store, 1)
     depth = sys.getrecursionlimit() - spared
     deep = b"[" * depth + b"]" * depth
@@ -249,7 +249,7 @@ def test_a_state_too_deep_to_decode_is_damage(spared, store, commit):
 
 
 def test_the_newest_that_verifies_is_taken_and_the_others_are_explained(store, commit, state_of):
-    """Nobody can repair what is passed over in silence."""
+    """If forge skipped damage silently, nobody could repair it."""
     for step in (3, 20, 100, 1000):
         commit(store, step)
     flip(store.directory / "step_1000" / TENSORS, random.Random(1))
@@ -274,7 +274,7 @@ def test_an_empty_directory_is_a_fresh_start(store):
 
 
 def test_a_damaged_one_is_replaced_when_its_step_is_reached_again(store, commit, state_of):
-    """Otherwise it would be passed over at every start forever."""
+    """Otherwise every later start would skip this checkpoint."""
     commit(store, 1)
     flip(commit(store, 2) / TENSORS, random.Random(1))
     assert_holds(store, 1, state_of)
@@ -285,7 +285,7 @@ def test_a_damaged_one_is_replaced_when_its_step_is_reached_again(store, commit,
 
 
 def test_a_complete_checkpoint_counts_for_an_incomplete_one_but_not_the_reverse(store, commit):
-    """A stop in the last step saves; the finish after it has to be recorded all the same."""
+    """A stop in the last step saves, and the end of the training must still be recorded."""
     commit(store, 1)
     assert store.holds(1, is_complete=False)
     assert not store.holds(1, is_complete=True)

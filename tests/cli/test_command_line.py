@@ -217,7 +217,7 @@ def test_a_hint_says_what_to_write(keys, expected):
 
 @pytest.fixture
 def directories(tmp_path):
-    """Of an app, and of `hydra.searchpath` or `--config-dir`; neither has a preset."""
+    """Config directories (of an app, and for `--config-dir` or `hydra.searchpath`), no presets."""
     for name in ("conf", "more"):
         (tmp_path / name / "experiment").mkdir(parents=True)
         (tmp_path / name / "train.yaml").write_text("lr: 1\n")

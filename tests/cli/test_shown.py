@@ -191,7 +191,7 @@ def test_the_command_says_what_is_wrong_without_a_traceback(tmp_path):
 
 
 def test_show_has_a_line_for_each_object_of_a_run(store):
-    """A thousand tensors would push what one looks for out of the terminal."""
+    """A thousand lines of tensors would push the important lines out of the terminal."""
     weights = {f"layer{n}.w": torch.ones(256) for n in range(1000)}
     state = {"live": {"states": {"model": weights, "ema": {"w": torch.ones(2)}}}, "step": 3}
     store.commit(store.snapshot(3, state, is_complete=False, copy=False))
@@ -203,7 +203,7 @@ def test_show_has_a_line_for_each_object_of_a_run(store):
 
 
 def test_show_of_a_damaged_checkpoint_says_so_and_what_a_resume_takes(store):
-    """It is looked at because something went wrong; its exit code tells a script."""
+    """A script can recognize a damaged checkpoint by the exit code of `forge show`."""
     store.commit(store.snapshot(1, {"w": torch.ones(64)}, is_complete=False, copy=False))
     path = store.directory / "step_1"
     (path / TENSORS).write_bytes((path / TENSORS).read_bytes()[:-1])
@@ -222,7 +222,7 @@ def test_show_of_a_damaged_checkpoint_says_so_and_what_a_resume_takes(store):
     ],
 )
 def test_show_names_the_command_that_resumes_from_the_newest(step, expected, open_store, tmp_path):
-    """From another one only a new job can start."""
+    """Only a new job can start from another checkpoint."""
     (tmp_path / "job" / ".forge").mkdir(parents=True)
     (tmp_path / "job" / ".forge" / "resume.sh").touch()
     store = open_store(tmp_path / "job" / "checkpoints")

@@ -256,7 +256,7 @@ def test_between_two_epochs_any_loader_can_be_taken_up(name, job):
 
 
 def test_at_the_end_of_an_epoch_a_plain_loader_can_be_taken_up(job):
-    """Its end is the same for all ranks; but a generator belongs to one rank, so it is refused."""
+    """All ranks end an epoch together; a loader with a generator of one rank is refused."""
 
     def drawn(size, rank):
         generator = torch.Generator().manual_seed(rank)

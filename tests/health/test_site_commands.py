@@ -52,7 +52,7 @@ def test_a_command_that_cannot_be_started_fails_and_says_so(run, tmp_path):
 
 
 def test_a_command_that_hangs_is_killed_with_what_it_has_started(tmp_path):
-    """What it leaves behind would hang on each node, once every five minutes."""
+    """Otherwise each check would leave a hanging process on each node, every five minutes."""
     script = f"sleep 600 & echo $! > {tmp_path}/child; echo $$ > {tmp_path}/self; wait"
     found = answer([*SHELL, script], tmp_path, timeout_s=1.0)
     assert found.finding.is_failed

@@ -58,7 +58,7 @@ def resume(job: Path, **env: str) -> subprocess.CompletedProcess:
 
 
 def test_a_directory_that_was_moved_or_copied_is_resumed_where_it_lies_now(app):
-    """It trained from step 0, in a directory that nobody wanted any more."""
+    """The resumed job must not train from step 0 in the original directory."""
     own = "resilience.checkpoint.dir='${hydra:runtime.output_dir}/mine'"
     assert app.run("hydra.run.dir=whole", own).returncode == 0
     assert app.run("hydra.run.dir=job", "signal_in=3", own).returncode == 143
@@ -76,7 +76,7 @@ def test_a_directory_that_was_moved_or_copied_is_resumed_where_it_lies_now(app):
 
 
 def test_a_script_that_goes_elsewhere_is_resumed_from_where_it_was_started(tmp_path):
-    """Its path and its arguments are relative to where it was, and so is a place of its own."""
+    """The script's path and arguments are relative to the directory in which it was started."""
     (tmp_path / "there").mkdir()
     (tmp_path / "train.py").write_text(PLAIN)
     environment = os.environ | {"OMP_NUM_THREADS": "1"}

@@ -1,4 +1,4 @@
-"""Which files are the code of a job."""
+"""The files that forge counts as the code of a job."""
 
 import hashlib
 import importlib.util

@@ -71,7 +71,7 @@ def test_a_rollback_forgets_the_steps_it_undoes(attempt, tmp_path):
 
 @pytest.mark.parametrize("lost", range(1, 12))
 def test_a_torn_last_line_costs_that_line_only(lost, attempt, tmp_path):
-    """As after a power cut in the middle of a write."""
+    """A power cut in the middle of a write can leave such a line."""
     one = attempt()
     log(one, 0, loss=1.0)
     log(one, 1, loss=2.0)
@@ -192,7 +192,7 @@ def test_a_number_that_another_attempt_took_is_skipped(attempt, tmp_path, monkey
 
 
 def test_a_job_without_a_ledger_has_an_empty_history(tmp_path):
-    """As before its first start."""
+    """The job has not started yet."""
     (tmp_path / ".forge").mkdir()
     assert ledger.read(tmp_path).attempts == []
     assert ledger.read_progress(tmp_path) is None

@@ -73,7 +73,7 @@ def test_a_whole_plan_of_another_version_is_read(tmp_path):
 
 @pytest.mark.parametrize("content", [{}, [1], {"overrides": ["+mode=a"], "unknown": 1}])
 def test_a_launcher_takes_what_it_knows_of_an_earlier_plan(content, tmp_path):
-    """It writes another one anyway: what is damaged counts as not there."""
+    """The launcher writes a new plan anyway, so it ignores damaged fields of the old one."""
     store(tmp_path, content)
     found = plan.read_earlier(tmp_path)
     assert found.environment == {}
@@ -82,6 +82,6 @@ def test_a_launcher_takes_what_it_knows_of_an_earlier_plan(content, tmp_path):
 
 
 def test_a_job_without_a_plan_is_told_what_to_do(tmp_path):
-    """Its directory was copied by half, say."""
+    """For example, only a part of the job's directory was copied."""
     with pytest.raises(ConfigError, match=r"cannot be read\. Run the sweep's command again"):
         plan.read(tmp_path)

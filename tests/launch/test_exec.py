@@ -36,7 +36,7 @@ def commands(tmp_path):
 
 
 def stop(job, sweep, number=signal.SIGTERM):
-    """As a cluster tells a job to leave: in the end it is the supervisor that hears it."""
+    """Send the signal to the job's supervisor, as a cluster does."""
     wait_ready(job, sweep)
     assert processes.send(job.supervisor, number)
 
@@ -56,7 +56,7 @@ def run(commands, script, *overrides):
 
 @pytest.mark.parametrize("name", QUICK)
 def test_a_command_that_is_told_to_leave_runs_again_and_nothing_is_left(name, commands):
-    """What saves on a signal exits 0, most of the time, and is not finished by that."""
+    """Most programs that save on a signal exit with 0, although they are not finished."""
     sweep = commands.begin(COMMANDS[name], "resilience.shutdown.timeout_s=3")
     job = commands.job(0)
     stop(job, sweep)
@@ -70,7 +70,7 @@ def test_a_command_that_is_told_to_leave_runs_again_and_nothing_is_left(name, co
 
 @pytest.mark.slow
 def test_torchrun_is_told_to_leave_and_its_workers_save(commands):
-    """Its workers have sessions of their own: it tells them, and has an exit code of its own."""
+    """torchrun's workers are in other sessions. torchrun forwards the signal and exits with 1."""
     sweep = commands.begin(COMMANDS["torchrun"], PYTHONPATH="")
     job = commands.job(0)
     sweep.wait_for((job.directory / "ready 1").exists, "second rank")
@@ -93,7 +93,7 @@ def test_the_time_limit_is_announced_by_a_signal_that_programs_know(commands):
 
 
 def test_exit_code_0_after_a_signal_is_the_end_where_that_is_declared(commands):
-    """A server that is asked to stop, and has done what it was there for."""
+    """For example, a server is finished when it stops on a signal."""
     sweep = commands.begin(COMMANDS["trap"], "resilience.exec.zero_after_signal=finished")
     job = commands.job(0)
     stop(job, sweep)
@@ -115,7 +115,7 @@ while true; do sleep 0.05; done
 
 @pytest.mark.parametrize("to", ["group", "leader"])
 def test_signals_go_to_the_group_or_to_the_leader_alone(to, commands):
-    """A program that stops its own children in an order of its own must be let do it."""
+    """Some programs have to stop their children themselves, in a certain order."""
     sweep = commands.begin(
         ["bash", "-c", GROUP],
         f"resilience.exec.signal_to={to}",
@@ -133,7 +133,7 @@ def test_signals_go_to_the_group_or_to_the_leader_alone(to, commands):
 
 
 def test_a_command_that_does_not_support_termination_is_killed_at_once(commands):
-    """It would only print a traceback for each of its workers."""
+    """A signal would only make each of its workers print a traceback."""
     overrides = ("resilience.exec.supports_termination=false", "resilience.shutdown.timeout_s=100")
     sweep = commands.begin(COMMANDS["deaf"], *overrides)
     job = commands.job(0)
@@ -145,7 +145,7 @@ def test_a_command_that_does_not_support_termination_is_killed_at_once(commands)
 
 
 def test_what_a_shell_leaves_behind_has_the_time_that_the_shell_had(commands):
-    """bash without a trap dies at once, and what it was waiting for is in the middle of a save."""
+    """bash without a trap dies at once, while its child is still saving."""
     sweep = commands.begin(COMMANDS["pipeline"], "resilience.shutdown.timeout_s=60")
     job = commands.job(0)
     stop(job, sweep)
@@ -158,8 +158,8 @@ def test_what_a_shell_leaves_behind_has_the_time_that_the_shell_had(commands):
 
 
 def test_exit_code_75_asks_to_be_run_again(commands):
-    """As everywhere: it has saved, and is not finished. One that asks at once waits, longer each
-    time: what it needs may not be there for hours.
+    """The command has saved and is not finished. If it exits with 75 right after its start, each
+    restart waits longer: the resource that it needs can be unavailable for hours.
     """
     script = '[ "$FORGE_ATTEMPT" = 4 ] || exit 75'
     job, said = run(commands, script)
@@ -172,7 +172,7 @@ def test_exit_code_75_asks_to_be_run_again(commands):
 
 
 def test_a_rule_can_name_a_code_that_means_something_to_forge_alone(commands):
-    """Of a main it is refused: there the code is decided already."""
+    """For the main of a Hydra app such a rule is refused, since forge sets these codes itself."""
     rules = "resilience.requeue.rules=[{exit_codes:[70,71,143],max_restarts:3}]"
     codes = "codes=(0 70 71 143 0); exit ${codes[$FORGE_ATTEMPT]}"
     job, said = run(commands, codes, rules)
@@ -187,7 +187,7 @@ RULES = (
 
 
 def test_a_rule_s_recovery_command_runs_before_the_restart(commands):
-    """It takes away what the next attempt would stumble over."""
+    """The recovery command can remove files that would make the next attempt fail."""
     script = 'cat "$FORGE_JOB_DIR/recovered"; [ "$FORGE_ATTEMPT" = 3 ] || exit 3'
     job, said = run(commands, script, RULES)
     assert (job.directory / "recovered").read_text() == "1 3\n2 3\n", said
@@ -198,7 +198,7 @@ def test_a_rule_s_recovery_command_runs_before_the_restart(commands):
 
 
 def test_a_rule_has_its_own_budget(commands):
-    """And the job says which key it was."""
+    """The job's state names the key of the exhausted budget."""
     job, said = run(commands, "exit 3", RULES)
     assert job.state["state"] == "failed"
     assert job.state["code"] == 3
@@ -208,7 +208,7 @@ def test_a_rule_has_its_own_budget(commands):
 
 @pytest.mark.parametrize("code", [9, 3])
 def test_a_recovery_that_fails_ends_the_job_with_its_code(code, commands):
-    """The command must not run on what could not be repaired; the rule is not for itself."""
+    """If the recovery fails, the job ends; a rule does not apply to its own recovery."""
     rules = f"resilience.requeue.rules=[{{exit_codes:[3],recover:[bash,-c,'exit {code}']}}]"
     job, _ = run(commands, 'echo x >> "$FORGE_JOB_DIR/runs"; exit 3', rules)
     assert (job.state["state"], job.state["code"]) == ("failed", code)
@@ -217,7 +217,7 @@ def test_a_recovery_that_fails_ends_the_job_with_its_code(code, commands):
 
 
 def test_a_recovery_whose_wrapper_is_killed_runs_again_before_the_command(commands):
-    """The command has to find the place as the recovery leaves it, whoever dies meanwhile."""
+    """The command must start only after a complete recovery, whichever process is killed."""
     recover = (
         'echo $FORGE_ATTEMPT $FORGE_RETURN_CODE >> "$FORGE_JOB_DIR/recovered";'
         ' [ -e "$FORGE_JOB_DIR/ready" ] && exit; touch "$FORGE_JOB_DIR/ready"; sleep 600'
@@ -265,7 +265,7 @@ def cgroup():
 def test_a_command_that_was_killed_for_memory_is_told_apart_from_other_kills(
     is_shell, cgroup, commands
 ):
-    """Whoever reads SIGKILL looks for a person, or a bug; here it is the job that asks for more."""
+    """The message must name the kernel's OOM killer, because SIGKILL can have many causes."""
     (commands.folder / "greedy.py").write_text(GREEDY)
     words = ["bash", "-c", "python greedy.py; exit $?"] if is_shell else ["python", "greedy.py"]
     given = commands.command("resilience.requeue.rules=[{exit_codes:[137]}]", "--", *words)
@@ -307,7 +307,7 @@ def test_after_a_ctrl_c_it_is_not_run_again_until_the_sweep_is(number, reason, c
 
 
 def test_a_second_ctrl_c_kills_it(commands):
-    """Whoever presses it again does not want to wait for `shutdown.timeout_s`."""
+    """The second Ctrl-C must not wait for `shutdown.timeout_s`."""
     sweep = commands.begin(COMMANDS["deaf"], "resilience.shutdown.timeout_s=100")
     job = commands.job(0)
     wait_ready(job, sweep)
@@ -323,7 +323,7 @@ def test_a_second_ctrl_c_kills_it(commands):
 
 
 def test_all_attempts_are_in_one_log_with_marks_and_each_has_its_own(commands):
-    """What an attempt has printed is found without reading what the others have."""
+    """Users can read the output of one attempt without that of the others."""
     job, _ = run(commands, 'printf "it is $FORGE_ATTEMPT"; [ "$FORGE_ATTEMPT" = 2 ] || exit 75')
     logs = [(job.directory / "attempts" / f"{n}.log").read_text() for n in (1, 2)]
     assert "".join(logs) == job.output
@@ -358,7 +358,7 @@ OF_LAUNCHER = ["--config-name", "conf", "lr=1,2", "hydra.launcher.n_jobs=1"]
 
 @pytest.mark.parametrize(("given", "jobs"), [(["--", "echo", "1"], 1), (OF_LAUNCHER, 2)])
 def test_without_a_launcher_it_is_the_local_one(given, jobs, tmp_path):
-    """Hydra's own would run the jobs under no policy, one after the other."""
+    """Hydra's basic launcher would run the jobs one after the other, without a policy."""
     with contextlib.closing(Commands(tmp_path / "project", SWEPT)) as commands:
         place = f"hydra.sweep.dir={hydra_quoted(str(commands.sweep_dir))}"
         command = [sys.executable, "-m", "forge", "exec", place, *given]
@@ -403,7 +403,7 @@ def test_several_tasks_of_srun_are_refused_each(task, commands):
 
 
 def test_each_rank_runs_the_command_and_has_its_own_logs(commands):
-    """As srun does with several tasks."""
+    """The command runs once per rank, as under srun with several tasks."""
     script = 'echo "$RANK of $WORLD_SIZE"; [ "$FORGE_ATTEMPT" = 2 ] || exit 75'
     job, said = run(commands, script, "hydra.launcher.tasks_per_job=2")
     assert len(ends(job)) == 2, said
@@ -427,7 +427,7 @@ def test_a_sweep_of_the_installed_script_is_resumed_by_it(commands):
 
 
 def test_a_sweep_that_resumes_keeps_the_command_it_began_with(tmp_path):
-    """What it has saved is that command's; a file that was edited since is another one's."""
+    """The saved state belongs to that command, even if the config file was edited since."""
     text = SWEPT.replace("printf", "bash, -c, 'printf x$0 >> $FORGE_JOB_DIR/ran; exit $1', 1, 1")
     with contextlib.closing(Commands(tmp_path / "project", text)) as commands:
         command = ("--config-name", "conf")
@@ -474,7 +474,7 @@ WORDS += ["???", "hydra/launcher=slurm", "-m"]
 
 
 def test_the_words_after_the_dashes_come_to_the_command_as_they_are(commands):
-    """Hydra would read most of these in a way of its own."""
+    """Hydra's override parser would change or reject most of these words."""
     script = "import os, sys; open(os.environ['FORGE_JOB_DIR'] + '/w', 'w').write(repr(sys.argv))"
     done = commands.run("--", sys.executable, "-c", script, *WORDS)
     assert done.returncode == 0, done.stdout
@@ -526,7 +526,7 @@ def test_a_command_that_cannot_be_run_is_told_by_its_key(text, tmp_path, monkeyp
 
 
 def test_a_command_that_cannot_be_run_is_told_before_anything_is_started(tmp_path):
-    """As the error of a config."""
+    """The exit code and the message are those of a config error."""
     text = next(iter(BAD))
     with contextlib.closing(Commands(tmp_path / "project", unfit(text))) as commands:
         done = commands.run("--config-name", "conf", "resilience.requeue.max_failures=1")
@@ -554,14 +554,14 @@ def test_a_command_that_cannot_be_run_is_told_before_anything_is_started(tmp_pat
     ],
 )
 def test_a_policy_that_no_command_could_follow_is_told(policy, said):
-    """With its key."""
+    """The error names the key."""
     with pytest.raises(ConfigError) as caught:
         loading.load(policy, is_command=True)
     assert said in str(caught.value)
 
 
 def test_a_policy_that_no_command_could_follow_is_told_before_anything_is_started(commands):
-    """As that of a main is."""
+    """The same error as for the policy of a Hydra app."""
     done = commands.run("resilience.exec.signal=KILL", "--", "echo")
     assert done.returncode == ExitCode.BAD_CONFIG
     assert "`resilience.exec.signal=KILL`: expected TERM | INT | HUP" in done.stdout
@@ -595,21 +595,21 @@ def test_what_no_command_could_run_in_is_told(override, said, commands):
 
 @pytest.mark.parametrize("arguments", [[], ["--"], ["-m", "x=1", "--"]])
 def test_a_command_line_without_a_command_ends_with_2(arguments, commands):
-    """As every other command whose arguments are wrong; a config's mistake ends with 78."""
+    """Wrong arguments give exit code 2, as in other programs; a bad config gives 78."""
     done = commands.run(*arguments)
     assert done.returncode == 2, done.stdout
     assert "expected a command after `--`, or a config" in done.stdout
 
 
 def test_a_word_that_is_no_utf_8_is_told(commands):
-    """It could stand in no config, and in no command that resumes."""
+    """Neither a config nor the printed resume command can contain such an argument."""
     done = commands.run("--", "echo", "\udcff")
     assert done.returncode == ExitCode.BAD_CONFIG
     assert "The command contains a non-UTF-8 argument" in done.stdout
 
 
 def test_a_command_twice_is_told(tmp_path):
-    """One of the two would be dropped without a word."""
+    """Otherwise forge would silently ignore one of the two."""
     conf = "defaults: [{resilience: default}, _self_]\ncommand: [echo, a]\n"
     with contextlib.closing(Commands(tmp_path / "project", conf)) as commands:
         done = commands.run("--config-name", "conf", "--", "echo", "b c")
@@ -626,7 +626,7 @@ def test_a_command_twice_is_told(tmp_path):
     ],
 )
 def test_a_config_without_a_preset_is_told(conf, said, tmp_path):
-    """Without one Hydra's own launcher would take the jobs, and no policy hold for them."""
+    """Without a preset, Hydra's basic launcher would run the jobs without a policy."""
     with contextlib.closing(Commands(tmp_path / "project", conf + "\n")) as commands:
         command = [sys.executable, "-m", "forge", "exec", "--config-name", "conf"]
         pipe = subprocess.PIPE
@@ -648,7 +648,7 @@ def test_whichever_process_is_killed_the_command_comes_to_its_end_and_nothing_is
     sweep = commands.begin(COMMANDS["trap"])
     job = commands.job(0)
     wait_ready(job, sweep)
-    (job.directory / "state").write_text("10\n")  # a save of its own, some time before
+    (job.directory / "state").write_text("10\n")  # the command saved step 10 earlier
     job.kill(kind)
     assert sweep.wait() == 0, sweep.output + job.output
     assert job.state["state"] == "finished"
@@ -658,7 +658,7 @@ def test_whichever_process_is_killed_the_command_comes_to_its_end_and_nothing_is
 
 
 def test_a_killed_launcher_has_its_commands_save_and_the_next_start_resumes_them(commands):
-    """Nobody would see a command that ran on."""
+    """Otherwise the commands would continue to run, and no user would see them."""
     sweep = commands.begin(COMMANDS["trap"])
     job = commands.job(0)
     wait_ready(job, sweep)
@@ -684,7 +684,7 @@ def test_two_at_once_of_the_same_directory(commands):
 
 
 def test_another_command_in_the_same_directory_is_another_job(commands):
-    """What the first has left is not the second's to go on from."""
+    """The second command must not resume from the files of the first."""
     run(commands, "echo one")
     run(commands, "echo two")
     assert "one" in commands.job(0).output
@@ -703,7 +703,7 @@ exit $code
 
 
 def test_a_disk_without_room_for_logs_ends_no_command(disk, tmp_path):
-    """It may be the log itself that has filled it."""
+    """The log itself can have filled the disk."""
     commands = Commands(tmp_path / "app")
     commands.sweep_dir = disk / "sweep"
     script = 'yes "$FORGE_ATTEMPT" | head -c 2000000; [ "$FORGE_ATTEMPT" != 1 ] || exit 75'

@@ -272,7 +272,7 @@ def fail(cfg):
 
 
 def test_the_files_edited_while_a_job_waits_are_named_if_it_fails(tmp_path):
-    """Its config is that of the submission, its script is not: `Key 'new_key' is not in struct`.
+    """Old config, new script: an edited script can fail with `Key 'new_key' is not in struct`.
 
     The first job runs during the edit, so it has failed with the code of the submission.
     """

@@ -21,7 +21,7 @@ def make(tmp_path):
 
 
 def undisturbed(shared_folder, tasks=1, *overrides):
-    """A job in which nobody stands."""
+    """A job without a hang."""
 
     def run(folder):
         HangingApp(folder / "app", tasks).finish("lr=0.1", *overrides)
@@ -107,7 +107,7 @@ def test_one_rank_of_four_hangs_and_is_the_one_that_is_named(make, shared_folder
 
 
 def test_halt_ends_the_job_with_70(make):
-    """Whoever wants to look at it first."""
+    """With `action=halt`, a user can examine the hang before the job runs again."""
     app = make()
     done = app.run("hang.where=step", "resilience.hang.action=halt")
     job = app.job(0)
@@ -120,7 +120,7 @@ def test_halt_ends_the_job_with_70(make):
 
 
 def test_the_same_hang_again_ends_the_job(make):
-    """It would hang there every time; three restarts would be allowed."""
+    """The job would hang at this step every time, so it ends after one of three restarts."""
     app = make()
     done = app.run("hang.where=step", "hang.times=9", "hang.at=15")
     job = app.job(0)
@@ -191,7 +191,7 @@ def test_ten_long_compilations_are_no_hang(make, shared_folder, tasks):
 
 @pytest.mark.proofs
 def test_the_stacks_of_a_process_that_main_spawned_are_there(make):
-    """Its handlers are not those of the task: spawn begins a new interpreter."""
+    """A spawned process is a new interpreter, without the signal handlers of the task."""
     app = make()
     script = app.folder / "train.py"
     text = script.read_text().replace("def main(cfg):", "def main(cfg):\n    start(cfg)\n\n", 1)

@@ -56,7 +56,7 @@ def test_all_problems_are_told_together_with_the_keys_there_are():
 
 
 def test_good_values():
-    """What the documentation names has to be taken."""
+    """Each value in the documentation is accepted."""
     assert options({}) == LocalOptions()
     assert options({"timeout_min": 90}).time_limit_s == 5400
     assert options({"timeout_min": 0.5}).time_limit_s == 30
@@ -237,7 +237,7 @@ def at_once(jobs: list[dict]) -> int:
 
 
 def test_jobs_that_run_at_once_see_gpus_of_their_own(tmp_path):
-    """Two processes on one GPU disturb each other's timing and memory, and nothing says so."""
+    """Two processes on one GPU would silently change each other's timing and memory."""
     jobs = sweep_of_four(
         tmp_path,
         "hydra.launcher.n_jobs=2",
@@ -266,7 +266,7 @@ def test_no_more_jobs_at_once_than_asked(tmp_path):
 
 
 def test_as_many_jobs_at_once_as_asked(tmp_path, monkeypatch):
-    """More than there are cores, where a person says so; each told how many threads it has."""
+    """`n_jobs` can exceed the number of cores; each job gets its number of threads."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     overrides = ["hydra.launcher.n_jobs=4", "hydra.launcher.cpus_per_job=3"]
     jobs = sweep_of_four(tmp_path, *overrides, meet=4, CUDA_VISIBLE_DEVICES="")

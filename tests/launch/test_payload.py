@@ -1,4 +1,4 @@
-"""What the process of a job is handed, and what comes back: what a script defines is itself."""
+"""Values sent to the process of a job and back: classes of the script keep their identity."""
 
 import subprocess
 import sys
@@ -156,7 +156,7 @@ def test_the_script_is_itself_in_the_jobs_process(tmp_path):
     assert "ANSWER 41" in done.stdout
     assert "DICT True" in done.stdout
     assert "main returned a generator that cannot be sent to the sweeper" in app.job(4).output
-    # What was said last is shown with the failure.
+    # The failure is shown with the last lines of the output.
     shown = done.stdout.partition("RETURNED forge.errors JobError job 8 ")[2]
     assert "exit code 3" in shown.splitlines()[0]
     assert "the last words" in shown

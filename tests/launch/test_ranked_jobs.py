@@ -106,7 +106,7 @@ def test_a_killed_rank_ends_the_others_and_the_job_starts_again_once(make, undis
 
 
 def test_what_a_rank_raises_fails_the_job_by_its_name(make):
-    """It would raise it again: nothing is restarted, and nobody waits for the others."""
+    """A restart would raise the same error: the job fails at once, on all ranks."""
     app = make(
         misbehave="""
         if step == 5 and os.environ["RANK"] == "1":

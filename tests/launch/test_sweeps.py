@@ -31,7 +31,7 @@ def test_jobs_that_are_killed_finish_with_the_same_bits(app, undisturbed):
 
 
 def test_ctrl_c_stops_all_jobs_and_the_printed_command_goes_on(app, undisturbed):
-    """Whoever needs the machine for an hour must not lose the day before it."""
+    """A user who needs the machine for an hour must not lose the work of a day."""
     for number in (0, 1):
         app.hold(number, 5)
     sweep = app.start("lr=0.1,0.2", "step_s=0")
@@ -158,7 +158,7 @@ def test_a_failure_stops_nobody_else_and_comes_back(app):
 
 
 def test_a_job_killed_again_and_again_is_given_up_with_the_reason(app):
-    """It would be killed forever: the model does not fit into memory, say."""
+    """For example, the model does not fit into memory, so every attempt is killed."""
     app = App(
         app.folder.with_name("other"),
         misbehave="""

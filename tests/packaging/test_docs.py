@@ -1,4 +1,4 @@
-"""What the documents say is there, and all of it: those at the root, and the pages of the site."""
+"""The documents agree with the code: the files at the root, and the pages of the site."""
 
 import ast
 import fnmatch
@@ -39,7 +39,7 @@ def exists(name):
 
 
 def links(text):
-    """Where the inline and the reference links of a Markdown text point to."""
+    """The targets of the inline and the reference links of a Markdown text."""
     text = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
     return re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(
         r"^\[[^]]+\]: (\S+)$", text, re.MULTILINE
@@ -47,7 +47,7 @@ def links(text):
 
 
 def anchors(name):
-    """What a link to a part of a file may name: headings as GitHub writes them, or tests."""
+    """The valid anchors of a file: headings as GitHub writes them, or names of tests."""
     if name.endswith(".py"):
         return set(re.findall(r"^def (test_\w+)", text_of(name), re.MULTILINE))
     headings = re.findall(r"^#+ (.*)$", text_of(name), re.MULTILINE)
@@ -58,7 +58,7 @@ def anchors(name):
 
 @pytest.mark.parametrize("name", [*DOCS, *PAGES])
 def test_every_link_leads_somewhere(name):
-    """To a file that exists, and to a heading or a test in it; elsewhere at least by its form."""
+    """The file and the heading or test exist; for a web address only the syntax is checked."""
     wrong = []
     for link in links(text_of(name)):
         path, _, anchor = link.partition("#")
@@ -121,7 +121,7 @@ def test_the_threads_are_the_ones_there_are():
 
 
 def test_make_knows_every_target_that_a_doc_names():
-    """And says so in its help."""
+    """The Makefile has the target, and its help lists the target."""
     makefile = text_of("Makefile")
     named = {
         t for doc in DOCS for t in re.findall(r"(?:^|`)make ([a-z-]+)", text_of(doc), re.MULTILINE)
@@ -150,7 +150,7 @@ def test_the_reference_has_every_exit_code_with_its_meaning():
 
 
 def test_the_reference_has_the_help_of_every_command(monkeypatch):
-    """It is read from the command, by the form of its help."""
+    """The page is generated from the output of `forge COMMAND --help`."""
 
     def forked(words, *, check, capture_output, **options):
         done = warm.run(words, stdout=subprocess.PIPE, timeout=60, **options)
@@ -170,7 +170,7 @@ def test_the_site_has_every_generated_part(part):
 
 
 def test_the_reference_covers_every_public_name():
-    """What a module exports is documented with it, or with its package, and says what it does."""
+    """Each exported name has a docstring, and is on the page of its module or package."""
     page = text_of("docs/reference/api.md")
     form = r"^\.\. automodule:: (\S+)\n   :members:\n(?:   :exclude-members: (.*)\n)?"
     left_out = {
@@ -210,7 +210,7 @@ def public_functions():
 
 @pytest.mark.parametrize("name", [*public_functions()])
 def test_a_public_function_says_what_it_takes_and_what_it_returns(name):
-    """And what it raises, where it does itself: people read it in their editor."""
+    """The docstring also has `Raises:` if the function itself raises; editors show it."""
     function, doc = public_functions()[name]
     signature = inspect.signature(function)
     arguments = doc.partition("Args:")[2]
@@ -255,7 +255,7 @@ def test_the_launcher_s_options_are_those_of_its_config_and_of_its_code():
 
 
 def test_the_slurm_launcher_s_options_are_those_of_its_config_and_of_its_code():
-    """The interpolations stand in the config alone."""
+    """Only the config has the options with interpolations."""
     rows = readme.table("reference/launchers.md", "## The Slurm launcher")
     shown = {key: yaml.safe_load(default) for key, default in by_key(rows).items()}
     config = yaml.safe_load((ROOT / "conf" / "hydra" / "launcher" / "slurm.yaml").read_text())
@@ -303,7 +303,7 @@ def test_the_diff_of_the_examples_is_up_to_date():
 
 
 def test_the_pages_count_the_lines_that_the_diff_adds():
-    """What README promises in its first sentence."""
+    """The first sentence of README states the number of added lines."""
     words = ["none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
     signs = [line[:2] for line in readme.diff().splitlines()]
     added, removed = words[signs.count("+ ")], words[signs.count("- ")]
@@ -322,7 +322,7 @@ def test_the_app_is_ten_lines_and_its_frame():
 
 
 def test_each_number_is_given_to_one_decision():
-    """It is how other pages name it."""
+    """Other pages refer to a decision by its number."""
     numbers = [name.split("/")[-1][:4] for name in DECISIONS]
     assert len(numbers) == len(set(numbers))
 
@@ -339,5 +339,5 @@ def test_a_decision_has_its_three_parts_on_one_page(name):
 
 @pytest.mark.parametrize(("name", "most"), [("CONTRIBUTING.md", 79), ("README.md", 150)])
 def test_it_is_short(name, most):
-    """Or nobody reads it."""
+    """People do not read long files."""
     assert len(text_of(name).splitlines()) <= most

@@ -207,7 +207,7 @@ def swept(with_wheel, shared_folder):
 def test_the_readme_app_runs_is_stopped_and_resumes_from_the_wheel(with_wheel, swept, app):
     """The first thing that a newcomer does, in a clean environment and an empty folder.
 
-    It ends as the job of the sweep that has the same rate, and was killed and not stopped.
+    Its result equals that of the sweep's job with the same rate, which was killed instead.
     """
 
     def out():
@@ -245,7 +245,7 @@ def test_the_readme_sweep_runs_is_killed_and_goes_on_from_the_wheel(swept):
     [pytest.param("forge rehearse", marks=pytest.mark.proofs), *list(OTHERS)[1:]],
 )
 def test_every_other_command_of_the_tutorial_runs_from_the_wheel(with_wheel, app, command):
-    """As it stands there; the doctor's own verdict depends on the machine."""
+    """The commands are those of the page; `forge doctor` can fail on some machines."""
     (line,) = [line for line in COMMANDS if line.startswith(command)]
     process = start(with_wheel, line, app)
     code = process.wait(280)  # a rehearsal is some six runs
@@ -254,7 +254,7 @@ def test_every_other_command_of_the_tutorial_runs_from_the_wheel(with_wheel, app
 
 
 def test_no_command_of_the_tutorial_is_left_out():
-    """One that is added to the page is added here."""
+    """A command that is added to the page has to be added here."""
     held = {TRAIN, RESUME, SWEEP}
     rest = [line for line in COMMANDS if line not in held]
     assert sorted(" ".join(line.split()[:2]) for line in rest) == sorted(OTHERS)

@@ -35,7 +35,7 @@ class Case:
 
     @property
     def dies(self) -> bool:
-        """Whether its owner cancels it."""
+        """Whether the user cancels the job."""
         return "cancelled" in self.fate
 
 

@@ -103,7 +103,7 @@ def test_a_batch_is_compared_with_the_earlier_ones(traced):
 
 
 def test_a_random_state_that_goes_another_way_is_named(traced):
-    """Where no variable tells: something draws that did not, or the other way round."""
+    """No variable differs: one of the runs drew random numbers where the other did not."""
     usual, interrupted, said = traced
     usual.at(5)
     usual.at(6)
@@ -132,7 +132,7 @@ def test_where_nothing_else_is_known_the_leaf_is(traced):
 
 
 def test_a_resume_that_is_exact_is_passed_over(traced):
-    """The second one may be the one that is not."""
+    """The first resume can be exact although the second is not."""
     usual, interrupted, said = traced
     for step in (3, 5, 6):
         usual.at(step, best=step)
@@ -143,7 +143,7 @@ def test_a_resume_that_is_exact_is_passed_over(traced):
 
 
 def test_nothing_is_said_of_what_is_the_same(traced):
-    """Nor of a trace that ends in the middle of a line."""
+    """A trace that ends in the middle of a line causes no message either."""
     usual, interrupted, said = traced
     usual.at(5, best=1)
     interrupted.at(5, pid=2, best=1)

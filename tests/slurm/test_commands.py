@@ -46,7 +46,7 @@ def jobs(cluster, tmp_path_factory):
         jobs = found.jobs()
         for name in (*AWKWARD, *KILLED, "cancelled", "asked"):
             wait_ready(jobs[name], sweep)
-            (jobs[name].directory / "state").write_text("10\n")  # a save of its own, before
+            (jobs[name].directory / "state").write_text("10\n")  # the command saved step 10 earlier
         for name in (*AWKWARD, "asked"):
             jobs[name].scancel(f"--signal={'TERM' if name in AWKWARD else 'USR1'}")
         jobs["cancelled"].scancel()
@@ -63,7 +63,7 @@ def jobs(cluster, tmp_path_factory):
 
 @pytest.mark.parametrize("name", AWKWARD)
 def test_a_command_that_slurm_tells_to_leave_runs_again_and_nothing_is_left(name, jobs):
-    """Its own processes hear Slurm themselves: what forge passed on would end a save."""
+    """Slurm signals the command's processes itself; a second signal from forge would end a save."""
     job = jobs[name]
     assert ends(job) == [f"terminated signalled {AWKWARD[name]}", "finished finished 0"], job.output
     assert job.marked == []
@@ -72,7 +72,7 @@ def test_a_command_that_slurm_tells_to_leave_runs_again_and_nothing_is_left(name
 
 @pytest.mark.parametrize("name", KILLED)
 def test_whichever_process_is_killed_the_command_comes_to_its_end(name, jobs):
-    """It starts again from what it had saved; in the queue where nobody reported that it ran."""
+    """The command resumes from its save; only a killed supervisor makes the job requeue."""
     job = jobs[name]
     assert job.state["state"] == "finished", job.output
     assert job.state["counts"]["failures"] == 1
@@ -82,7 +82,7 @@ def test_whichever_process_is_killed_the_command_comes_to_its_end(name, jobs):
 
 
 def test_a_cancelled_command_is_not_run_again_whatever_it_exits_with(jobs):
-    """It saves, and exits 0; only the controller knows that it was no preemption."""
+    """The command saves and exits with 0; only Slurm's controller knows that it was cancelled."""
     job = jobs["cancelled"]
     assert ends(job) == ["terminated cancelled 0"], job.output
     assert (job.state["state"], job.state["code"]) == ("terminated", 0)
@@ -90,14 +90,14 @@ def test_a_cancelled_command_is_not_run_again_whatever_it_exits_with(jobs):
 
 
 def test_a_signal_that_asks_to_requeue_goes_through_the_queue(jobs):
-    """SIGUSR1 ends a script that has no trap for it; the policy says what it is for."""
+    """SIGUSR1 kills a script without a trap; the policy defines it as a request to requeue."""
     job = jobs["asked"]
     assert ends(job) == ["terminated requested -10", "finished finished 0"], job.output
     assert job.restarts == 1
 
 
 def test_a_rule_s_recovery_command_runs_on_the_nodes_of_the_job(jobs):
-    """As a step of its own, before that of the next attempt."""
+    """The recovery command runs as a separate Slurm step before the step of the next attempt."""
     job = jobs["rule"]
     assert ends(job) == ["failed failed 3", "finished finished 0", "finished finished 0"]
     second = (job.directory / "attempts" / "2.log").read_text()
@@ -105,7 +105,7 @@ def test_a_rule_s_recovery_command_runs_on_the_nodes_of_the_job(jobs):
 
 
 def test_a_command_that_the_nodes_do_not_know_is_told_in_its_log(jobs):
-    """The machine that submits cannot tell: modules and containers are the nodes' own."""
+    """The login node cannot check it: the nodes can have other modules and containers."""
     job = jobs["absent"]
     assert ends(job) == ["failed failed 127"]
     assert "no-such-program cannot be started" in job.output

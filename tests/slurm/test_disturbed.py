@@ -1,7 +1,7 @@
-"""Jobs of sweeps on a true cluster, with everything done to them that a cluster can do.
+"""Jobs of sweeps on a real Slurm cluster, with every interruption that a cluster can cause.
 
-All sweeps of this file run at once: what takes long is Slurm's pause after a requeue, and a time
-limit of a minute, which is the shortest it knows. So the tests of the limit come last.
+All sweeps of this file run at once, because Slurm pauses after a requeue, and because its shortest
+time limit is a minute. So the tests of the limit come last.
 One module, since its tests share that time.
 """
 
@@ -180,7 +180,7 @@ def test_a_preempted_job_saves_and_comes_back_once(job, undisturbed):
 
 @of("stuck")
 def test_a_task_that_hears_nothing_goes_on_from_its_last_good_checkpoint(job, undisturbed):
-    """It holds the interpreter's lock while the grace time passes."""
+    """The task holds Python's interpreter lock during the whole grace time."""
     assert_same_job(job, undisturbed)
     assert job.restarts == 1
     assert reasons(job) == ["preempted", "finished"]
@@ -189,11 +189,11 @@ def test_a_task_that_hears_nothing_goes_on_from_its_last_good_checkpoint(job, un
 
 @of("struck")
 def test_a_job_comes_to_its_end_whichever_of_its_processes_is_killed(job, undisturbed):
-    """On the same nodes, and at once: to queue again for what is still ours could cost a day.
+    """The job restarts at once on the same nodes: in the queue it could wait for a day.
 
-    The batch script starts a wrapper again. What is left of a step is ended before the task begins
-    again: two tasks in one directory would be one too many. A step whose srun is killed has told
-    nobody how it ended, so that this job goes through the queue.
+    The batch script restarts a killed wrapper. The rest of the old step is killed before the task
+    starts again, so that two tasks never share a directory. If srun is killed, nobody knows how the
+    step ended, so this job is requeued.
     """
     assert_same_job(job, undisturbed)
     kinds = [one["kind"] for one in job.told if one["kind"] in ("attempt", "requeued")]
@@ -214,7 +214,7 @@ def test_sigterm_by_hand_saves_and_goes_on(job):
 
 @of("cancelled", "slow")
 def test_a_cancelled_job_stays_cancelled(job):
-    """Also one that is cancelled while it saves, since it was preempted."""
+    """A job can also be cancelled while it saves because of a preemption."""
     wait_for(lambda: job.shown["JobState"] == "CANCELLED", "end of the job")
     assert job.restarts == 0
     written = job.state["state"], job.state.get("reason")
@@ -225,7 +225,7 @@ def test_a_cancelled_job_stays_cancelled(job):
 
 @of("asked")
 def test_sigusr1_by_hand_requeues(job, undisturbed):
-    """Whoever wants a node for something else takes it like this."""
+    """Users can free a node for other work with this signal."""
     assert_same_job(job, undisturbed)
     assert job.restarts == 1
     assert job.repeated == [0]
@@ -241,7 +241,7 @@ def test_the_siblings_of_a_cancelled_job_are_left_alone(job, sweeps):
 
 
 def test_the_launcher_reports_what_became_of_each_job(sweeps):
-    """And how to resume what was stopped."""
+    """The launcher also prints the command that resumes the stopped jobs."""
     assert sweeps.sweep.wait() == 1
     assert "5 of 7 finished · 2 stopped" in sweeps.sweep.output
     assert "To resume (starts again: 2 cancelled):\n" in sweeps.sweep.output
@@ -362,9 +362,9 @@ def test_without_a_deadline_slurm_itself_says_that_it_was_the_limit(limited):
 def test_a_start_that_takes_longer_than_the_job_may_run_is_no_lack_of_progress(
     limited, undisturbed
 ):
-    """The limit was announced before the first step; one that counts would be the last.
+    """The signal comes before the first step. If such an attempt counted, the job would fail.
 
-    Slurm announces it up to a minute early, and that minute may be what the start needs.
+    Slurm sends the signal up to a minute early, and the start can need that minute.
     """
     assert_same_job(limited, undisturbed)
     assert_only_limits(limited)

@@ -94,7 +94,7 @@ def test_the_user_s_own_defaults_for_sbatch_hold_and_the_tasks_keep_their_enviro
 @pytest.mark.slurm
 @pytest.mark.slow
 def test_a_copied_sweep_does_not_take_the_original_s_jobs(app):
-    """It would wait for them, and report them as its own."""
+    """Otherwise the copied sweep would wait for the original's jobs and report their results."""
     (app.gates / "hold").touch()
     run_to_end(app, "kind=held", "hydra.launcher.wait=false")
     wait_for((app.gates / "held began").exists, "start of the job")  # which then writes no more
@@ -108,7 +108,7 @@ def test_a_copied_sweep_does_not_take_the_original_s_jobs(app):
 @pytest.mark.slurm
 @pytest.mark.slow
 def test_a_failed_job_that_somebody_requeued_by_hand_is_not_submitted_twice(app, cluster):
-    """It is in the queue already: the launcher waits for that one."""
+    """The job is already in the queue, and the launcher waits for it."""
     (app.gates / "fail").touch()
     run_to_end(app, "kind=fails", code=1)
     job = app.jobs()["fails"]
@@ -174,7 +174,7 @@ def test_setup_and_teardown_that_fail(app):
 @pytest.mark.slurm
 @pytest.mark.slow
 def test_forge_run_in_two_tasks_says_what_to_set(cluster, tmp_path):
-    """Which of the two is first must make no difference."""
+    """The result must not depend on which of the two tasks is first."""
     with contextlib.closing(SlurmApp(cluster, tmp_path / "app")) as app:
         output = run_to_end(app, "kind=plain", "hydra.launcher.tasks_per_node=2", code=1)
     assert "bad configuration" in output
@@ -224,7 +224,7 @@ def test_a_later_launch_has_the_higher_name_though_the_clock_was_set_back(
 
 
 def test_a_directory_in_which_a_job_runs_is_left_alone(tmp_path):
-    """Its state says what it has used of its budgets."""
+    """The job's state file has its used budgets, so a new launch must not overwrite the file."""
     job = tmp_path / "job"
     forge_dir(job).mkdir(parents=True)
     write_json(forge_dir(job) / STATE, {"state": "running"})

@@ -32,11 +32,11 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
 signal.sigtimedwait([], 60)
 """
-"""As a task of ours does it: handlers first, then what was blocked until now."""
+"""Installs signal handlers first, and then unblocks the signals, as forge's tasks do."""
 
 
 def command(shell, directory, *start):
-    """What srun would run, by this shell."""
+    """The command that srun would run, in this shell."""
     forge_dir(directory).mkdir(exist_ok=True)
     return [
         *(["busybox", "sh"] if shell == "busybox" else [shell]),
@@ -76,7 +76,7 @@ def test_exit_codes_pass_through(shell, tmp_path, code):
 
 
 def test_a_child_that_is_killed_gives_128_and_the_signal(shell, tmp_path):
-    """And is not started again: it had begun."""
+    """The child is not started again, since it had begun."""
     start = ["sh", "-c", "echo >> ../begun; sleep 0.1; kill -KILL $$"]
     done = subprocess.run(command(shell, tmp_path, *start), cwd=forge_dir(tmp_path))
     assert done.returncode == 128 + signal.SIGKILL

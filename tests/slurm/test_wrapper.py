@@ -64,7 +64,7 @@ def test_a_task_that_dies_of_the_limit_s_announcement_was_ended_by_the_limit(
 def test_pauses_are_no_multiples_of_what_slurm_s_checks_take():
     """A start in phase with Slurm's checks would get its signal a minute early, after each pause.
 
-    Nor do jobs that were preempted together start again at the same moment.
+    Jobs that were preempted together must not restart at the same moment either.
     """
     decision = Decision(starts_again=True, because="preempted", pause_s=60.0)
     pauses = [spread(decision, f"job {number}", 2).pause_s for number in range(8)]

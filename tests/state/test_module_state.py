@@ -131,7 +131,7 @@ def use(module):
 @pytest.mark.filterwarnings("ignore:Please use quant_min")
 @pytest.mark.parametrize("kind", [Grows, Appears, Resizes, ResizesAll, quantized])
 def test_a_module_that_loads_what_a_new_one_has_not_is_left_to_it(kind):
-    """It has grown during training; `load_state_dict` accepts it, so a resume has to, too."""
+    """A module can grow during training. A resume has to accept every state that it can load."""
     old, new = kind(), kind()
     use(old)
     saved = copy.deepcopy(StateRegistry({"m": old}).capture())

@@ -121,7 +121,7 @@ def test_what_parameters_share_is_one_tensor_again(way, store):
 
 
 def test_state_that_is_the_parameter_itself_is_so_again(store):
-    """As for float32 master weights, if the parameters are in float32 anyway."""
+    """For example float32 master weights, if the parameters are in float32 anyway."""
     old, new = nn.Linear(2, 2), nn.Linear(2, 2)
     optimizer = Keeps(old.parameters())
     optimizer.state[old.weight]["master"] = old.weight.detach()
@@ -206,7 +206,7 @@ class Two(torch.optim.Optimizer):
 
 
 def test_an_optimizer_that_wraps_others_is_left_to_itself(store):
-    """Its state can look different from torch's."""
+    """The state of such an optimizer can have another structure than torch's."""
     layers = [nn.Linear(2, 2), nn.Linear(2, 2)]
     old, new = (
         Two(torch.optim.Adam([one.weight]), torch.optim.SGD([one.bias], lr=1.0)) for one in layers

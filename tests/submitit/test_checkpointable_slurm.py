@@ -66,7 +66,7 @@ class Jobs:
         return noted(self.folder / name, what)
 
     def disturb(self):
-        """The last signal goes to the one that takes longest to come back."""
+        """Signal or preempt each job; the job with the longest requeue comes last."""
         for name in ("always", "by hand", "preempted", "brought back", "limited", "cancelled"):
             self.wait(name)
         self.cluster.run("scancel", "--signal=USR2", self.always.job_id)
@@ -143,7 +143,7 @@ def test_a_budget_of_time_limits_that_is_used_up(jobs):
 
 
 def test_a_loop_without_boundaries_and_checkpoints_fails_at_the_deadline(jobs):
-    """Slurm says so, too."""
+    """Slurm also lists the job as FAILED."""
     with pytest.raises(FailedJobError, match="has no checkpoint to resume from"):
         jobs.by_hand.result()
     wait_for(lambda: jobs.cluster.show(jobs.by_hand.job_id)["JobState"] == "FAILED", "end")

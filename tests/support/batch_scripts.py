@@ -141,7 +141,7 @@ FILES = {"train.py": TRAIN, "hydra_train.py": HYDRA, "conf.yaml": CONF, "command
 
 
 class Folder:
-    """Where the user's scripts lie, with the cluster that runs them."""
+    """The folder of the user's scripts, and the cluster that runs them."""
 
     def __init__(self, cluster: Cluster, folder: Path) -> None:
         self.cluster, self.folder = cluster, folder
@@ -161,7 +161,7 @@ class Folder:
         return BatchScript(self, name, number, place)
 
     def result_here(self) -> list[str]:
-        """What the training notes in the end if it runs on this machine, undisturbed."""
+        """The lines of the result file of an uninterrupted training on this machine."""
         notes = self.folder / "undisturbed"
         command = [sys.executable, "train.py", str(notes), "holds=none"]
         done = warm.run(command, cwd=self.folder, timeout=120, start_new_session=True)

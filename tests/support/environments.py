@@ -70,7 +70,7 @@ def needed(requirements: list[str]) -> list[metadata.Distribution]:
 
 
 def requirements_of(wheel: Path) -> list[str]:
-    """What the wheel's own metadata require."""
+    """The requirements in the wheel's metadata."""
     name, version, *_ = wheel.name.split("-")
     info = zipfile.Path(wheel, f"{name}-{version}.dist-info/")
     return metadata.PathDistribution(info).requires or []  # type: ignore[arg-type]

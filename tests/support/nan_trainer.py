@@ -41,14 +41,14 @@ class Killed(Exception):
 
 @dataclass
 class Outcome:
-    """What one attempt did."""
+    """The results of one attempt."""
 
     code: int = 0
     text: str = ""
     seen: list[tuple[int, list[int]]] = field(default_factory=list)
     """(step, indices of the samples) of every iteration."""
     updated: list[bool] = field(default_factory=list)
-    """What `run.update` returned."""
+    """The return values of `run.update`."""
     state: dict[str, Any] = field(default_factory=dict)
     """Model, optimizer and schedule at the end."""
 
@@ -141,7 +141,7 @@ def train(
 
 
 def events(directory: Path, kind: str) -> list[dict[str, Any]]:
-    """What the ledger has of a kind, over all attempts."""
+    """The events of this kind in the ledger, over all attempts."""
     return [e for a in ledger.read(directory).attempts for e in a.events if e["kind"] == kind]
 
 
@@ -172,7 +172,7 @@ def assert_same_state(one: Any, other: Any, where: str = "state") -> None:
 def assert_close(
     one: torch.Tensor, other: torch.Tensor, rtol: float = 1.3e-6, atol: float = 1e-5
 ) -> None:
-    """As torch.testing.assert_close, which imports DTensor, for a second in each test process."""
+    """Like torch.testing.assert_close, whose import of DTensor takes a second per test process."""
     assert (one.dtype, one.shape) == (other.dtype, other.shape)
     assert torch.allclose(one, other, rtol=rtol, atol=atol), (one, other)
 

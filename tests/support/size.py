@@ -151,7 +151,7 @@ def num_private(trees: dict[str, ast.Module]) -> int:
 
 
 def sizes(files: dict[str, str]) -> dict[str, int]:
-    """What is counted -> how much of it there is."""
+    """The name of each measure -> its value."""
     own, tests = parsed(files, "forge"), parsed(files, "tests")
     modules, lines = num_loaded(files)
     return {

@@ -69,7 +69,7 @@ def test_a_rank_that_fails_ends_the_others(undisturbed, tmp_path):
 
 
 def test_no_rank_outlives_another_for_long_wherever_it_stands(tmp_path):
-    """It may stand in a collective that no error ends; a launcher is not always above it."""
+    """A rank can hang in a collective without an error, and there is not always a launcher."""
     policy = {"shutdown": {"timeout_s": 2}}
     spec = {"signal": [[6, 1]], "how": "SIGKILL", "stuck": [[6, 0]], "together": True}
     job = RankedJob(tmp_path, 2, n=STEPS, policy=policy, **spec)
@@ -127,7 +127,7 @@ def test_another_number_of_ranks_resumes_with_the_weights_of_all(size, undisturb
 
 
 def test_ranks_that_do_not_know_each_other_are_refused(tmp_path):
-    """Two of them would save into one directory, each as if it were alone."""
+    """Otherwise two ranks would each save into one directory as a single process."""
     script = "import forge\nwith forge.Run({'checkpoint': {'dir': 'checkpoints'}}): pass"
     env = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     found = completed(["-c", script], tmp_path, joins_output=False, **env)

@@ -112,7 +112,7 @@ def test_the_save_at_a_stop_is_tried_again(make_saver, fail):
 
 
 def test_a_stop_that_cannot_be_saved_says_so(make_saver, fail):
-    """The job must not look as if it had been saved."""
+    """The job must not claim that it was saved."""
     saver, store = make_saver()
     fail(store, FINAL_TRIES)
     with pytest.raises(CheckpointError, match="step 7 could not be saved"):

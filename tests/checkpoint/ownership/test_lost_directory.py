@@ -26,7 +26,7 @@ def directory_of(store):
 
 
 def test_a_directory_that_comes_back_is_still_ours(store, commit, state_of):
-    """As with a network file system that was unavailable for a minute."""
+    """A network file system can be unavailable for a minute."""
     directory, away = directory_of(store)
     commit(store, 1)
     directory.rename(away)

@@ -211,7 +211,7 @@ def submitted(folder, number=0, slurm_id="7"):
 
 
 def say(job, state, slurm_id, **more):
-    """What the job's wrapper writes."""
+    """Write the state file as the job's wrapper does."""
     counts = {"restarts": 1, "excluded": 0}
     content = {"state": state, "because": "", "slurm_job": slurm_id, "time": 0.0, "pid": 1}
     write_json(forge_dir(job.directory) / STATE, content | {"counts": counts} | more)
@@ -229,7 +229,7 @@ def signals():
 def test_a_ctrl_c_ends_the_waiting_at_once_however_many_jobs_there_are(
     tmp_path, monkeypatch, signals
 ):
-    """It lasted until the next poll: six seconds with a thousand jobs."""
+    """The launcher must not wait for the next poll, which takes six seconds with 1000 jobs."""
     shown = threading.Event()
     monkeypatch.setattr(slurm_wait, "_LOOK_S", 120.0)
     watcher = QueueWatcher([submitted(tmp_path)], "none")
@@ -283,7 +283,7 @@ def at_once(monkeypatch):
 
 
 def test_a_job_that_its_wrapper_submitted_anew_is_followed(tmp_path, monkeypatch, at_once):
-    """Its first number is gone from the queue, which is no reason to call it dead."""
+    """The job's first id is no longer in the queue, but the job is alive under a new id."""
     job = submitted(tmp_path)
     say(job, "starting", "7", successor="9")
     answers = [
@@ -355,7 +355,7 @@ def test_what_a_wrapper_could_not_requeue_is_submitted_anew_once(tmp_path, monke
 
 
 def test_a_state_of_another_submission_is_not_taken_for_this_one_s(tmp_path):
-    """What an earlier launch has left says nothing of the job that waits now."""
+    """The state file of an earlier launch does not describe the job that is pending now."""
     job = submitted(tmp_path, slurm_id="60")
     say(job, "failed", "12", ancestors=["7"], successor="13", reason="failed", code=1)
     job.poll()

@@ -30,7 +30,7 @@ class Drawing(Dataset):
 
 
 class Counters:
-    """What the trainer knows, and nobody else saves."""
+    """The trainer's counters, which no other object saves."""
 
     def __init__(self):
         self.batches = self.epoch = 0
@@ -44,7 +44,7 @@ class Counters:
 
 
 def ahead(loader):
-    """As Accelerate's DataLoaderShard."""
+    """Fetches one batch ahead, like Accelerate's DataLoaderShard."""
     batches = iter(loader)
     now = next(batches, None)
     while now is not None:

@@ -71,7 +71,7 @@ def act(where):
                 tempfile.NamedTemporaryFile = refused
             case "room":
                 limit(resource.RLIM_INFINITY)
-            case "stays out":  # does not enter the Run until the others have left theirs
+            case "stays out":  # enters no Run; exits after the other ranks
                 while not all(
                     (directory / f"left_{one}").exists() for one in {*range(size)} - {rank}
                 ):

@@ -69,7 +69,7 @@ class Forgetful:
 
 
 class Prepared(DataLoader):
-    """As libraries wrap a loader: it has a `state_dict`, but the loader inside has none."""
+    """A library's wrapper of a loader: it has a `state_dict`, the loader inside has none."""
 
     def state_dict(self):
         return self.inner_state
