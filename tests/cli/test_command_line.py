@@ -55,7 +55,7 @@ def app(tmp_path):
 
 @pytest.fixture
 def light_app(tmp_path):
-    """The same without torch."""
+    """An app with the default preset that does not import torch."""
     return make_app(tmp_path, PLAIN_APP, "defaults: [resilience: default, _self_]\n")
 
 
@@ -95,7 +95,7 @@ def test_a_bad_value_in_a_sweep_ends_with_78(light_app):
 
 
 def test_a_bad_policy_ends_with_78_before_the_users_main(light_app):
-    """Building a model takes minutes; the config is known at once."""
+    """A wrong config must be reported before the model is built, which can take minutes."""
     code, output = run(light_app, "resilience.nan=skip", "resilience.checkpoint.every_s=0")
     assert code == 78
     assert "2 problems" in output
@@ -104,7 +104,7 @@ def test_a_bad_policy_ends_with_78_before_the_users_main(light_app):
 
 
 def test_yamls_off_is_named_a_boolean(light_app):
-    """In a file it is one; nobody who wrote it meant False."""
+    """YAML files read `off` as a boolean, but users mean the word."""
     (light_app / "conf" / "train.yaml").write_text(
         "defaults: [resilience: default, _self_]\nresilience: {nan: {action: off}}\n"
     )
@@ -136,7 +136,7 @@ def test_a_signal_in_other_words_is_said_how_to_write(light_app):
 
 
 def test_an_app_without_a_policy_is_told_how_to_add_one(bare_app):
-    """'Key 'resilience' is not in struct' says nothing to whoever forgot the preset."""
+    """Hydra's "Key 'resilience' is not in struct" does not tell users to add a preset."""
     code, output = run(bare_app, "resilience.nan.action=skip")
     assert code == 1
     assert output.index("Key 'resilience' is not in struct") < output.index("forge: ")
@@ -147,7 +147,7 @@ def test_an_app_without_a_policy_is_told_how_to_add_one(bare_app):
 
 
 def test_a_job_whose_main_reads_a_missing_policy_is_told_how_to_add_one(tmp_path):
-    """OmegaConf's error in the user's own line says nothing of forge's presets."""
+    """OmegaConf's error in the user's code does not mention forge's presets."""
     app = make_app(tmp_path, APP, "lr: 1\n")
     code, output = run(app, "-m", "hydra/launcher=local", "hydra.sweep.dir=out", "lr=1")
     assert code == 1

@@ -34,7 +34,7 @@ def rewrite(path):
 
 
 def test_show_begins_with_step_time_size_state_and_how_to_resume(store):
-    """In 80 columns, with the path alone as long as it is."""
+    """Lines have at most 80 columns; only the path can be longer."""
     weight = torch.randn(16, 4)
     state = {
         "step": 7,
@@ -79,7 +79,7 @@ def test_show_begins_with_step_time_size_state_and_how_to_resume(store):
 
 
 def test_diff_prints_each_leaf_that_differs(store):
-    """The largest difference says whether it is rounding or another model."""
+    """The largest difference shows whether two checkpoints differ by rounding or completely."""
     state = {
         "same": torch.ones(3),
         "w": torch.tensor([1.0, 2.0, torch.nan]),
@@ -154,7 +154,7 @@ DIFFERENT = {
 
 @pytest.mark.parametrize("case", DIFFERENT)
 def test_whatever_differs_is_found_where_it_is(case):
-    """Exit code 0 says that two checkpoints are the same, and is believed."""
+    """Scripts rely on exit code 0, which means that two checkpoints are equal."""
     a, b, paths = DIFFERENT[case]
     assert [path for path, _ in differences(a, b)] == paths
     assert len(list(differences(b, a))) == len(paths)
@@ -174,7 +174,7 @@ SAME = {
 
 @pytest.mark.parametrize("case", SAME)
 def test_what_is_the_same_does_not_differ(case):
-    """A set has no order, and NaN is itself here."""
+    """Sets are compared without an order, and NaN equals NaN."""
     assert list(differences(*SAME[case])) == []
 
 

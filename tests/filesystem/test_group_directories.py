@@ -37,11 +37,11 @@ def in_group():
 
 @as_root
 def test_a_sweep_in_a_group_s_directory_runs_and_can_be_read_but_not_changed(in_group):
-    """The group wrote to what was executed; to refuse such directories would end all its jobs."""
+    """The group must not be able to change executed files; its directories are not refused."""
     in_group.finish("+mode=a,b")
-    in_group.finish("+mode=a,b")  # what the first has left is trusted
+    in_group.finish("+mode=a,b")  # the files of the first sweep are trusted
     job = in_group.sweep_dir / "0"
-    assert stat.S_IMODE(job.stat().st_mode) == 0o2775  # Hydra's: the group may work there
+    assert stat.S_IMODE(job.stat().st_mode) == 0o2775  # Hydra created it: the group can write to it
     files = [path for one in (job, in_group.sweep_dir) for path in forge_dir(one).rglob("*")]
     assert len(files) > 8
 
@@ -78,7 +78,7 @@ PREPARED = {
 @as_root
 @pytest.mark.parametrize("case", PREPARED)
 def test_a_sweep_that_somebody_else_prepared_is_refused(case, in_group):
-    """Before the first job: 78, whose it is, and what to do."""
+    """Before the first job, an error names the owner and the remedy, with exit code 78."""
     prepare, complaint = PREPARED[case]
     text = (in_group.folder / "train.py").read_text()
     said = as_user(ATTACKER, lambda: prepare(in_group))
@@ -118,7 +118,7 @@ def test_a_config_that_somebody_else_stored_is_refused(in_group):
 
 @pytest.mark.parametrize("subdir", ["../..", "/tmp"])
 def test_the_list_of_jobs_leads_nowhere_that_the_config_does_not(subdir, tmp_path):
-    """Jobs would write over what lies there."""
+    """Otherwise jobs would overwrite files outside of the sweep's directory."""
     app = App(tmp_path / "plain", train=PLAIN, conf="{}")
     forge_dir(app.sweep_dir).mkdir(parents=True)
     entry = {"number": 0, "subdir": subdir, "overrides": ["+mode=a"]}

@@ -59,7 +59,7 @@ def seen(job: Path) -> list[dict]:
 
 
 def test_main_sees_what_it_sees_without_forge(app):
-    """Alone, resumed, and in a job of a sweep."""
+    """In a single job, in a resumed job, and in a job of a sweep."""
     (app.folder / "sees.py").write_text(SEES)
     for name in ("sees", "plain"):
         (app.folder / f"{name}.yaml").write_text(SEEN)
@@ -81,7 +81,7 @@ def test_main_sees_what_it_sees_without_forge(app):
 
 
 def test_a_damaged_config_is_never_trained_with(app):
-    """Hydra made a warning of it, and trained with what the files had become."""
+    """Hydra would only print a warning, and train with the damaged config."""
     job = app.folder / "job"
     assert app.run("hydra.run.dir=job", "signal_in=3").returncode == 143
     for name, old, new in (
@@ -119,7 +119,7 @@ def test_any_damage_is_noticed(tmp_path):
 
 
 def test_whatever_a_callback_raises_ends_the_job(monkeypatch):
-    """Nothing was checked and nothing stored, and Hydra would train with what it has."""
+    """Otherwise Hydra would train with a config that forge has neither checked nor stored."""
     said = []
     monkeypatch.setattr(messages, "say", lambda text, level=0: said.append(text))
     hooks = [
@@ -141,7 +141,7 @@ def test_whatever_a_callback_raises_ends_the_job(monkeypatch):
 
 
 def test_two_programs_do_not_share_a_directory(app):
-    """The second would evaluate with the config that the first was trained with."""
+    """Otherwise the second program would evaluate with the training config of the first."""
     text = (app.folder / "train.py").read_text()
     (app.folder / "other.py").write_text(text)
     assert app.run("hydra.run.dir=job", "signal_in=3").returncode == 143
@@ -152,7 +152,7 @@ def test_two_programs_do_not_share_a_directory(app):
 
 
 def test_an_override_that_is_computed_is_repeated_in_the_command(app):
-    """forge refused its own command: what it had stored is not what it was typed as."""
+    """Regression test: forge refused its own resume command after an override was resolved."""
     typed = ["+data=${oc.env:HOME}/x", "+at=${now:%S-%f}", "+tag='\\${lr}'", "+deep={a: ${lr}}"]
     stopped = app.run("hydra.run.dir=job", "signal_in=3", *typed)
     assert stopped.returncode == 143, stopped.stdout

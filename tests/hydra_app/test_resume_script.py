@@ -95,7 +95,7 @@ def test_a_script_that_goes_elsewhere_is_resumed_from_where_it_was_started(tmp_p
 
 
 def test_another_number_of_threads_is_put_right_and_named(tmp_path):
-    """One that is started by hand, on another machine: other sums, other bits."""
+    """With another number of threads, sums are computed in another order, with other bits."""
     (tmp_path / "train.py").write_text(PLAIN)
     command = [sys.executable, "train.py", "ck", "."]
     for threads, code in (("2", 143), ("1", 0)):
@@ -113,7 +113,7 @@ def test_another_number_of_threads_is_put_right_and_named(tmp_path):
 
 
 def test_any_directory_is_read_back_by_hydra_from_the_command_and_from_the_script(tmp_path):
-    """Quotes, backslashes, what reads as an interpolation."""
+    """Quotes, backslashes, and text that looks like an interpolation."""
     parser, chance = OverridesParser.create(), random.Random(1)
     letters = [
         "\\",

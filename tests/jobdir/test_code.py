@@ -10,7 +10,7 @@ from forge.jobdir import code, job_dir
 
 
 def test_the_code_of_a_job_is_its_own_wherever_forge_lies(tmp_path, monkeypatch):
-    """In a repository forge lies in no site-packages, and changes by no hand of the user's."""
+    """forge's own files do not count, even if forge is not installed in site-packages."""
     own = tmp_path / "helper.py"
     own.write_text("")
     found = importlib.util.spec_from_file_location("helper_of_a_job", own)

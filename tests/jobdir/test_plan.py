@@ -19,14 +19,14 @@ def store(job_dir, content):
 
 @pytest.mark.parametrize("made", [planned(), planned(slurm=None, main={"path": "/a/train.py"})])
 def test_what_is_written_is_read(made, tmp_path):
-    """The task goes by what the launcher decided."""
+    """The task acts on the launcher's decisions."""
     forge_dir(tmp_path).mkdir()
     made.write(tmp_path)
     assert plan.read(tmp_path) == made
 
 
 def test_a_bundle_gives_the_same_plan(tmp_path):
-    """On a cluster it goes through another file first."""
+    """On a cluster the plan is copied through another file first."""
     made = planned(ranks=3)
     path = next(bundle.paths(tmp_path))
     bundle.write(path, b"", [(tmp_path / "job", made, b"")], {"train.py": "a5"})
@@ -44,7 +44,7 @@ def test_a_bundle_gives_the_same_plan(tmp_path):
     ],
 )
 def test_a_plan_of_another_version_is_refused_by_name(change, problem, tmp_path):
-    """Half understood, it would train something else, or be ended by a traceback."""
+    """With fields that it does not know, a job could train something else or crash."""
     store(tmp_path, planned().to_json() | {"version": "9.8"} | change)
     with pytest.raises(ConfigError) as refused:
         plan.read(tmp_path)
@@ -56,7 +56,7 @@ def test_a_plan_of_another_version_is_refused_by_name(change, problem, tmp_path)
 
 
 def test_a_plan_without_a_version_is_of_an_earlier_one(tmp_path):
-    """There were some before plans had one."""
+    """Plans of early versions of forge had no version number."""
     content = planned().to_json()
     del content["version"], content["token"]
     store(tmp_path, content)

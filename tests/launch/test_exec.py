@@ -65,7 +65,7 @@ def test_a_command_that_is_told_to_leave_runs_again_and_nothing_is_left(name, co
     assert job.state["counts"]["restarts"] == 1
     assert job.marked == []
     if name != "deaf":
-        assert steps(job) == list(range(1, 21))  # it came back to where it had saved
+        assert steps(job) == list(range(1, 21))  # the command resumed from its save
 
 
 @pytest.mark.slow
@@ -82,7 +82,7 @@ def test_torchrun_is_told_to_leave_and_its_workers_save(commands):
 
 
 def test_the_time_limit_is_announced_by_a_signal_that_programs_know(commands):
-    """SIGTERM, where forge's own loops get SIGUSR2: that ends most other programs unsaved."""
+    """The signal is SIGTERM, since SIGUSR2 (for forge's own loops) kills most other programs."""
     limit = ("hydra.launcher.timeout_min=0.1", "resilience.signal.warning_s=4")
     sweep = commands.begin(COMMANDS["trap"], *limit)
     assert sweep.wait() == 0, sweep.output
@@ -281,7 +281,7 @@ def test_a_command_that_was_killed_for_memory_is_told_apart_from_other_kills(
 
 
 def test_a_kill_without_a_count_says_only_what_is_known(commands):
-    """Most kills are no kills for memory."""
+    """Most SIGKILLs do not come from the OOM killer."""
     job, _ = run(commands, '[ "$FORGE_ATTEMPT" != 1 ] || kill -9 $$')
     assert ends(job) == ["failed crashed -9", "finished finished 0"]
     assert "memory" not in job.output
@@ -371,14 +371,14 @@ def test_without_a_launcher_it_is_the_local_one(given, jobs, tmp_path):
 
 
 def test_hydra_s_own_words_for_a_job_s_environment_and_place_hold(commands):
-    """They are of the config, and nobody would look for them to mean mains alone."""
+    """Hydra's keys for environment and directory must also apply to commands."""
     overrides = ("+hydra.job.env_set.NAME='a b'", "hydra.job.chdir=true")
     job, said = run(commands, 'echo "$NAME in $PWD"', *overrides)
     assert f"a b in {job.directory}" in job.output, said
 
 
 def test_tasks_that_the_command_starts_itself_by_srun_are_ranks_of_their_own(commands):
-    """Each of them would take itself for the only one, and save over the others."""
+    """Otherwise each task would act as a single process and overwrite the others' checkpoints."""
     script = (
         "import os; from forge.process import world;"
         " step = {'SLURM_STEP_NUM_TASKS': '2', 'SLURM_PROCID': '1', 'SLURM_LOCALID': '1'};"
@@ -390,7 +390,7 @@ def test_tasks_that_the_command_starts_itself_by_srun_are_ranks_of_their_own(com
 
 @pytest.mark.parametrize("task", [0, 1])
 def test_several_tasks_of_srun_are_refused_each(task, commands):
-    """One would train as a single rank and say "finished", the others be refused or wait for it."""
+    """Otherwise one task would train as a single rank, and the others would be refused or wait."""
     step = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": str(task)}
     done = commands.run("--", "touch", "ran", **step)
     assert done.returncode == ExitCode.BAD_CONFIG, done.stdout
@@ -414,7 +414,7 @@ def test_each_rank_runs_the_command_and_has_its_own_logs(commands):
 
 
 def test_a_sweep_of_the_installed_script_is_resumed_by_it(commands):
-    """Not by `python …/bin/forge exec`, which nobody has typed."""
+    """The printed command is `forge exec`, as typed, and not `python …/bin/forge exec`."""
     script = Path(sys.executable).with_name("forge")
     both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "timeout": 100}
     command = [script, "exec", "--", "bash", "-c", "test -e flag || { touch flag; exit 3; }"]
@@ -578,7 +578,7 @@ def test_a_policy_that_no_command_could_follow_is_told_before_anything_is_starte
     ],
 )
 def test_what_no_command_could_run_in_is_told(override, said, commands):
-    """Hydra's own launcher was started for it again and again; the other was a traceback."""
+    """Regression test: the basic launcher restarted forever; a bad directory was a traceback."""
     command = [sys.executable, "-m", "forge", "exec", override, "--", "echo"]
     done = warm.run(
         command,

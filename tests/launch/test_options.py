@@ -66,7 +66,7 @@ def test_good_values():
 
 
 def quota(monkeypatch, tmp_path, text: str) -> None:
-    """A cgroup as containers have it, and 16 cores besides."""
+    """A cgroup with a CPU quota, as in containers, on a machine of 16 cores."""
     (tmp_path / "cpu.max").write_text(text)
     real = open
 
@@ -126,7 +126,7 @@ def test_cuda_visible_devices_says_what_jobs_may_use(monkeypatch, visible, expec
     ],
 )
 def test_nvidia_smi_is_asked_where_nothing_is_set(tmp_path, monkeypatch, script, expected):
-    """By UUID, since its numbers and those of CUDA differ on machines with unlike cards."""
+    """GPUs are listed by UUID: nvidia-smi and CUDA can number different cards differently."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}/bin" if script else str(tmp_path))
     if script:
@@ -156,7 +156,7 @@ def test_nvidia_smi_is_asked_where_nothing_is_set(tmp_path, monkeypatch, script,
     ],
 )
 def test_the_machine_is_shared_out(monkeypatch, given, devices, cores, expected):
-    """Two jobs on one card run out of its memory; a card without a job is paid for all the same."""
+    """Two jobs on one GPU can run out of memory, and an idle GPU is a waste."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(devices))))
     monkeypatch.setattr(resources, "cores", lambda: cores)
     found = slots(options(given))
@@ -185,7 +185,7 @@ def test_the_machine_is_shared_out(monkeypatch, given, devices, cores, expected)
     ],
 )
 def test_more_gpus_than_there_are(monkeypatch, given, visible, expected):
-    """Said before the first job starts, not by CUDA in the middle of the night."""
+    """The error comes before the first job starts, and not later from CUDA."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     with pytest.raises(ConfigError) as caught:
         slots(options(given))
@@ -231,7 +231,7 @@ def sweep_of_four(tmp_path, *overrides, meet: int, **env) -> list[dict]:
 
 
 def at_once(jobs: list[dict]) -> int:
-    """How many ran at the busiest moment."""
+    """The largest number of jobs that ran at the same time."""
     moments = [job["began"] for job in jobs]
     return max(sum(j["began"] <= moment <= j["ended"] for j in jobs) for moment in moments)
 
@@ -257,7 +257,7 @@ def test_jobs_that_run_at_once_see_gpus_of_their_own(tmp_path):
 
 
 def test_no_more_jobs_at_once_than_asked(tmp_path):
-    """n_jobs=1 is for a machine that somebody else works at."""
+    """A user can set n_jobs=1 on a shared machine."""
     jobs = sweep_of_four(tmp_path, "hydra.launcher.n_jobs=1", meet=1, CUDA_VISIBLE_DEVICES="-1")
     assert at_once(jobs) == 1
     assert [job["gpus"] for job in jobs] == ["-1"] * 4
@@ -311,7 +311,7 @@ LATE = """
 
 
 def test_a_time_limit_without_a_policy_is_the_limit_itself(tmp_path):
-    """The signal that announces it has nobody to hear it: it would end the job minutes early."""
+    """Without a policy no handler is installed, so a warning signal would kill the job early."""
     app = App(tmp_path / "app", LATE, "late: false\n")
     done = app.run("late=false", "hydra.launcher.timeout_min=1")
     assert done.returncode == 0, done.stdout

@@ -121,7 +121,7 @@ RICH = """
 
 
 def test_the_script_is_itself_in_the_jobs_process(tmp_path):
-    """An enum that is not equal to itself takes the other branch in the job, without a word."""
+    """If a copied enum member did not equal the original, the job would silently differ."""
     whats = ["look", "number", "dict", "object", "generator", "raise", "raise lock"]
     whats += ["exit0", "exit3", "exit", "exittext"]
     app = make(tmp_path / "app", RICH, vendored__tool="NAME = 'vendored'")
@@ -176,7 +176,7 @@ def assert_is_itself(app, number):
 
 
 def test_the_jobs_process_has_python_s_own_options(tmp_path):
-    """An assertion that is left out here would be made there."""
+    """With `-O` the launcher skips assertions, so its jobs must skip them, too."""
     app = make(tmp_path / "app", RICH, vendored__tool="NAME = 'vendored'")
     flags = ["-O", "-X", "dev", "-W", "error::SyntaxWarning", "-W", "ignore::ResourceWarning"]
     done = run(app, [*flags, "train.py"], "mode=fast", "what=look")
@@ -189,7 +189,7 @@ def test_the_jobs_process_has_python_s_own_options(tmp_path):
 
 
 def test_the_traceback_of_the_jobs_own_process_comes_with_the_error(tmp_path):
-    """Without the line that failed, a person has to look for the job's log first."""
+    """Otherwise users would have to search the job's log for the line that failed."""
     app = make(
         tmp_path / "app",
         """
@@ -228,14 +228,14 @@ RAISES = """
 
 
 def frames_in(text: str) -> str:
-    """The tracebacks, without carets and what only heads another process's text."""
+    """The tracebacks, without carets and without the headings of forge."""
     shown = text[text.index("Traceback (most") :].partition("\nSet the env")[0]
     kept = [line for line in shown.splitlines() if line.strip(" ^~")]
     return "\n".join(line for line in kept if not line.startswith("forge"))
 
 
 def test_an_exception_is_shown_as_hydra_shows_one(tmp_path):
-    """Below 25 lines of Hydra's own frames nobody looks for those of the script."""
+    """Users would overlook the script's frames below 25 lines of Hydra's."""
     app = make(tmp_path / "app", RAISES)
     alone = subprocess.run(
         [sys.executable, "train.py"], cwd=app.folder, text=True, stderr=subprocess.PIPE
@@ -273,7 +273,7 @@ LOCKED = """
 
 
 def test_a_resolver_that_no_other_process_can_have_is_named(tmp_path):
-    """A traceback through the pickler names everything else."""
+    """The traceback of the pickler would not name the resolver."""
     app = make(tmp_path / "app", LOCKED)
     done = app.run("what=a")
     assert done.returncode == 78, done.stdout

@@ -42,7 +42,7 @@ def let_go(app):
 
 
 def test_what_ranks_leave_is_one_jobs(undisturbed):
-    """One `.hydra`, one result, one set of checkpoints; a log for each."""
+    """All ranks share one `.hydra`, one result and one set of checkpoints; each has its own log."""
     folder = undisturbed.directory
     names = {path.name for path in folder.iterdir()}
     assert {"output.log", "output.log.1", "train.log", "train.log.1", ".hydra"} <= names
@@ -69,7 +69,7 @@ def test_ctrl_c_stops_all_ranks_after_one_step_and_the_sweep_goes_on(make, undis
 
 
 def test_a_signal_at_one_rank_stops_all_after_the_same_step(make, undisturbed):
-    """Somebody signals a single process; the job comes back by itself, and repeats nothing."""
+    """A signal to one process stops all ranks; the job restarts and repeats no step."""
     app = make()
     app.hold(0, HOLD)
     sweep = app.start("lr=0.1")
@@ -128,7 +128,7 @@ def test_what_a_rank_raises_fails_the_job_by_its_name(make):
 @pytest.mark.proofs
 @pytest.mark.slow
 def test_a_rank_that_stands_for_ever_ends_the_job_at_its_deadline(make, undisturbed):
-    """Rank 1 holds the interpreter's lock, rank 0 its collective: stacks, SIGKILL, one restart."""
+    """Rank 1 blocks the GIL, rank 0 waits in a collective: stacks, SIGKILL, one restart."""
     app = make(
         misbehave="""
         if step == 15 and RESTARTS == 0 and os.environ["RANK"] == "1":

@@ -13,7 +13,7 @@ from forge.process import processes
 
 
 def test_jobs_that_are_killed_finish_with_the_same_bits(app, undisturbed):
-    """The task, its supervisor and its wrapper die without a word; the sweep does not notice."""
+    """If task, supervisor and wrapper are killed, the sweep continues and has the same result."""
     app.hold(0, 12, 22, 32)
     sweep = app.start("lr=0.1,0.2", "steps=40", "step_s=0")
     for kind, attempt in (("task", 1), ("supervisor", 2), ("wrapper", 3)):
@@ -50,7 +50,7 @@ def test_ctrl_c_stops_all_jobs_and_the_printed_command_goes_on(app, undisturbed)
 
 
 def test_sigterm_to_the_launcher_stops_in_the_same_way(app):
-    """A shutdown of the machine sends it, and systemd-run."""
+    """A shutdown of the machine or systemd-run can send SIGTERM."""
     app.hold(0, 2)
     sweep = app.start("lr=0.1,0.2", "step_s=0")
     app.job(0).wait_for_step(2)
@@ -62,13 +62,13 @@ def test_sigterm_to_the_launcher_stops_in_the_same_way(app):
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM], ids=["SIGHUP", "SIGTERM"])
 def test_a_signal_that_comes_twice_has_the_jobs_save_all_the_same(app, number):
-    """Kernel and shell both hang up, srun and Slurm both end a step: nobody there asks twice."""
+    """Kernel and shell, or srun and Slurm, can both send the signal: not a second request."""
     app.hold(0, 2)
     sweep = app.start("lr=0.1", "step_s=0")
     app.job(0).wait_for_step(2)
     for _ in range(3):
         sweep.signal(number)
-        select.select([], [], [], 0.02)  # two that come together are one
+        select.select([], [], [], 0.02)  # two signals at the same time arrive as one
     assert sweep.wait() == 128 + number
     assert f"{number.name}: 1 job, saving and exiting" in sweep.output
     assert app.job(0).state["code"] == 143
@@ -126,7 +126,7 @@ def test_orphans_without_a_wrapper_and_a_supervisor_are_ended(app, undisturbed):
     job.wait_for_step(5)
     wrapper, supervisor, task = job.wrapper, job.supervisor, job.task
     until(lambda: len({*job.marked} - {wrapper, supervisor, task}) == 1, "the start of `sleep`")
-    for number in (signal.SIGSTOP, signal.SIGKILL):  # none sees the end of another
+    for number in (signal.SIGSTOP, signal.SIGKILL):  # no process sees another one end
         for pid in (sweep.pid, wrapper, supervisor):
             assert processes.send(pid, number)
     sweep.wait()
@@ -189,7 +189,7 @@ def test_finished_jobs_are_found_by_their_overrides_and_not_run_again(app):
 
 
 def test_two_launchers_do_not_run_one_sweep(app):
-    """A second terminal, the same command: every job would run twice."""
+    """Otherwise the same command in a second terminal would run every job twice."""
     endless = ["lr=0.1", "step_s=0.1", "steps=100000"]
     sweep = app.start(*endless)
     app.job(0).wait_for_step(1)
@@ -201,7 +201,7 @@ def test_two_launchers_do_not_run_one_sweep(app):
 
 
 def test_the_second_ctrl_c_ends_what_does_not_react(app):
-    """A person who asks twice does not want to wait for a save."""
+    """A user who presses Ctrl-C twice does not want to wait for a save."""
     app = App(
         app.folder.with_name("other"),
         misbehave="""

@@ -75,7 +75,7 @@ def test_every_link_leads_somewhere(name):
 
 @pytest.mark.parametrize("name", [*DOCS, *PAGES])
 def test_every_file_and_test_that_a_doc_names_exists(name):
-    """Files are renamed; the sentences about them are forgotten."""
+    """Files get renamed, and the sentences about them become wrong."""
     places = r"(?:forge|conf|tests|examples|benchmarks|docs|hydra_plugins)"
     pattern = rf"(?<![\w./>])({places}/[\w./-]*\w)(?:::(\w+))?"
     for path, test in re.findall(pattern, text_of(name)):
@@ -104,7 +104,7 @@ def threads(source):
 
 
 def test_the_threads_are_the_ones_there_are():
-    """Each could deadlock: its author says who joins it, and what it must never do."""
+    """A thread can deadlock, so the table states who joins it and what it must never do."""
     source = "Thread(target=f)\nx.Thread(target=f, name=f'a-{b}')\nThreadPoolExecutor(2, 'p')"
     assert threads(source) == ["Thread", "a-", "p"]
     listed = {
@@ -140,7 +140,7 @@ def test_the_reference_has_every_key_with_an_anchor():
 
 
 def test_the_reference_has_every_exit_code_with_its_meaning():
-    """Scripts are written by this table; README has the short form."""
+    """Authors of scripts use this table; README has the short form."""
     made = readme.rows(forge_reference.exit_codes())
     assert [int(cells[0]) for cells in made] == [int(code) for code in ExitCode]
     assert all(cells[2] for cells in made)
@@ -226,7 +226,7 @@ def test_a_public_function_says_what_it_takes_and_what_it_returns(name):
 
 
 def test_every_page_is_in_the_contents_of_the_site():
-    """A page that nobody finds is as good as none."""
+    """Readers find a page only through the contents."""
     listed = {"docs/index.md"}
     for name in PAGES:
         blocks = readme.blocks("{toctree}", ROOT / name)
@@ -270,7 +270,7 @@ def test_the_slurm_launcher_s_options_are_those_of_its_config_and_of_its_code():
 
 
 def test_every_key_that_a_doc_names_exists():
-    """A key that is only promised would be refused."""
+    """forge would refuse a key that is only in the docs."""
     known = known_keys()
     groups = {key.rsplit(".", n)[0] for key in known for n in range(1, key.count(".") + 1)}
     pattern = r"`(?:\+?resilience\.)([\w.]+\w)"
@@ -283,14 +283,14 @@ def test_every_key_that_a_doc_names_exists():
 
 
 def test_the_presets_are_the_ones_there_are():
-    """Each by its name."""
+    """The table has the name of each preset."""
     there = {path.stem for path in (ROOT / "conf" / "resilience").glob("*.yaml")}
     shown = readme.table("reference/policy.md", "## Presets")
     assert {cells[0].strip("`") for cells in shown} == there
 
 
 def test_the_signal_actions_are_the_ones_there_are():
-    """All of them, and no other."""
+    """The page names all signal actions, and no others."""
     page = text_of("docs/reference/signals.md")
     sentence = page.partition("`resilience.signal.actions` changes that")[2]
     named = re.findall(r"`(\w+)`", sentence.partition("\n\n")[0])

@@ -102,7 +102,7 @@ def test_a_type_checker_sees_the_annotations_of_the_wheel(with_wheel, tmp_path):
 
 
 def test_every_module_is_imported_where_only_the_dependencies_are(with_wheel, wheel, tmp_path):
-    """A package that only the extra for development brings is missing on every other machine."""
+    """A package that only the development extra installs is missing on users' machines."""
     names = [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".py")]
     modules = {".".join(Path(name).with_suffix("").parts) for name in names}
     modules -= {"forge.__main__"} | NEEDS_AN_EXTRA
@@ -118,7 +118,7 @@ NEEDS_AN_EXTRA: set[str] = set()
 
 
 def test_pip_finds_nothing_missing_and_nothing_but_what_is_required(with_wheel, wheel, tmp_path):
-    """Else the environment of these tests is not what `pip install .` makes of an empty one."""
+    """The test environment equals the result of `pip install .` in an empty environment."""
     pip = [sys.executable, "-m", "pip", "--python", with_wheel.python]
     assert "No broken requirements found" in run([*pip, "check"], tmp_path)
     shown = run([*pip, "list", "--format", "json"], tmp_path, PIP_DISABLE_PIP_VERSION_CHECK="1")
@@ -277,7 +277,7 @@ def write_app(folder: Path) -> None:
 
 
 def test_the_wheel_reads_its_own_presets(with_wheel, tmp_path):
-    """Not those of a repository that happens to lie on the same machine."""
+    """The wheel must not use the presets of a repository on the same machine."""
     write_app(tmp_path)
     shown = run([with_wheel.python, "train.py", "--info", "searchpath"], tmp_path)
     assert f"file://{with_wheel.site_packages}/forge/conf" in shown.replace(" ", "")
@@ -293,7 +293,7 @@ with hydra.initialize_config_dir(os.getcwd(), version_base=None):
 
 
 def test_every_preset_is_found(with_wheel, tmp_path):
-    """In the wheel, by the name that the reference gives it."""
+    """The wheel has each preset of the reference, under the same name."""
     write_app(tmp_path)
     presets = [cells[0].strip("`") for cells in table("reference/policy.md", "## Presets")]
     shown = run([with_wheel.python, "-c", COMPOSE, *presets], tmp_path)

@@ -99,7 +99,7 @@ class Sweeps:
         )
 
     def disturb(self):
-        """All of it, as soon as every job holds."""
+        """Disturb all jobs, as soon as every job has reached its step."""
         for kind in (*ON_N2, *ON_N1):
             self.app.wait_for_gate(f"{kind} 0", self.sweep)
         jobs = self.app.jobs()
@@ -207,7 +207,7 @@ def test_a_job_comes_to_its_end_whichever_of_its_processes_is_killed(job, undist
 
 @of("struck")
 def test_sigterm_by_hand_saves_and_goes_on(job):
-    """Slurm has no reason for it, so there is none to give the nodes back."""
+    """Slurm did not send this signal, so the job keeps its nodes."""
     assert job.repeated[-1] == 0
     assert reasons(job) == ["crashed", "crashed", "signalled", "finished"]
 
@@ -234,7 +234,7 @@ def test_sigusr1_by_hand_requeues(job, undisturbed):
 
 @of("struck", "asked")
 def test_the_siblings_of_a_cancelled_job_are_left_alone(job, sweeps):
-    """They are in the same array."""
+    """The siblings are in the same Slurm array as the cancelled job."""
     cancelled = sweeps.app.jobs()["cancelled"]
     assert job.shown["ArrayJobId"] == cancelled.shown["ArrayJobId"]
     assert job.state["state"] == "finished"
@@ -286,7 +286,7 @@ def test_results_and_exceptions_come_back(sweeps, ended):
 
 
 def test_afterok_works_for_success_and_not_for_failure(sweeps, ended):
-    """The standard plugin calls a failed job COMPLETED, and the next one begins with nothing."""
+    """With submitit's plugin a failed job is COMPLETED, so a dependent job would start."""
     good, raises = sweeps.after["good"], sweeps.after["raises"]
     show = sweeps.cluster.show
     never = "DependencyNeverSatisfied"
@@ -298,14 +298,14 @@ def test_afterok_works_for_success_and_not_for_failure(sweeps, ended):
 
 
 def test_the_failure_of_any_rank_counts(sweeps, ended):
-    """Rank 0 has returned; the job has failed all the same."""
+    """The job has failed although rank 0 has returned."""
     assert state_of(ended["ranks"]) == ("FAILED", "1:0")
     assert "RuntimeError: rank 1 alone" in ended["ranks"].state["because"]
     assert "rank 1 alone" in sweeps.exiting.output
 
 
 def test_a_sick_node_is_left_behind(sweeps, ended):
-    """No administrator has to be asked."""
+    """The job continues on another node, without help of an administrator."""
     assert state_of(ended["sick"]) == ("COMPLETED", "0:0")
     first, second = (sweeps.exits.gates / "sick ran on").read_text().split()
     assert first != second
@@ -314,14 +314,14 @@ def test_a_sick_node_is_left_behind(sweeps, ended):
 
 
 def test_a_job_that_finds_every_node_sick_is_sick_itself(sweeps, ended):
-    """Else it would go through the whole cluster."""
+    """Otherwise the job would exclude every node of the cluster."""
     assert state_of(ended["sickest"]) == ("FAILED", "69:0")
     assert ended["sickest"].restarts == 1
     assert "health.max_excluded_nodes=1" in ended["sickest"].state["because"]
 
 
 def test_a_job_that_no_node_is_left_for_fails(sweeps, ended):
-    """Slurm would let it wait without an end, or start it where it has failed."""
+    """Slurm would leave the job pending forever, or start it on the failed node again."""
     assert state_of(ended["nowhere"]) == ("FAILED", "69:0")
     assert ended["nowhere"].counts["excluded"] == 1
     assert "too few nodes are left for it without n1, n2." in sweeps.exiting.output
@@ -354,7 +354,7 @@ def test_the_time_limit_itself(limited, undisturbed):
 
 @pytest.mark.parametrize("limited", ["deaf"], indirect=True)
 def test_without_a_deadline_slurm_itself_says_that_it_was_the_limit(limited):
-    """The supervisor kills nobody then."""
+    """Without a deadline the supervisor kills no process."""
     assert "time_limit" in [one.get("answer") for one in limited.told]
 
 

@@ -156,7 +156,7 @@ def test_a_script_edited_while_a_job_waits_is_named_if_it_fails(app, cluster):
 @pytest.mark.slurm
 @pytest.mark.slow
 def test_setup_and_teardown_that_fail(app):
-    """The first is named; the second changes nothing."""
+    """The error names a failing setup; a failing teardown changes nothing."""
     output = run_to_end(
         app,
         "kind=plain",
@@ -183,7 +183,7 @@ def test_forge_run_in_two_tasks_says_what_to_set(cluster, tmp_path):
 
 
 def test_free_text_in_an_answer_is_not_taken_for_fields():
-    """A comment that looks like a state must not requeue, or bury, a job."""
+    """A job's comment that looks like a state must neither requeue the job nor end it."""
     text = (
         "JobId=7 JobName=a Restarts=9 JobState=CANCELLED UserId=me(1) Reason=None"
         " JobState=RUNNING Restarts=0 TimeLimit=01:00:00 RunTime=00:10:00 PreemptTime=None"
@@ -196,7 +196,7 @@ def test_free_text_in_an_answer_is_not_taken_for_fields():
 
 
 def test_a_job_of_an_earlier_launch_leaves_what_a_later_one_has_put_there(tmp_path):
-    """Two of Slurm's jobs for one directory, after a requeue by hand: the later plan holds."""
+    """After a requeue by hand, two Slurm jobs can have one directory: the later plan applies."""
     job = tmp_path / "job"
     earlier, later = itertools.islice(bundle.paths(tmp_path), 2)
     for path in (earlier, later):
@@ -212,7 +212,7 @@ def test_a_job_of_an_earlier_launch_leaves_what_a_later_one_has_put_there(tmp_pa
 def test_a_later_launch_has_the_higher_name_though_the_clock_was_set_back(
     clock_ns, tmp_path, monkeypatch
 ):
-    """Else its jobs would take the earlier launch's plans for the later ones."""
+    """Otherwise jobs would take the plans of the earlier launch for the later ones."""
     monkeypatch.setattr(bundle.time, "time_ns", lambda: 1_750_000_000_000_000_000)
     before = list(itertools.islice(bundle.paths(tmp_path), 2))
     for path in before:

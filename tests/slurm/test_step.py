@@ -93,7 +93,7 @@ def test_what_cannot_be_started_is_said(shell, tmp_path):
 
 
 def test_signals_are_written_down_and_the_child_lives(shell, tmp_path):
-    """A child that cannot hear yet must not die of what it does not hear."""
+    """A child without signal handlers must not be killed by a signal."""
     script = "touch up; while [ ! -e go ]; do read x < fifo; done; cat .forge/early.3; exit 7"
     os.mkfifo(tmp_path / "fifo")
     process = Process(
@@ -124,7 +124,7 @@ def test_a_signal_to_the_shell_alone_is_passed_on(shell, tmp_path):
 
 @pytest.mark.parametrize("times", [6, pytest.param(50, marks=pytest.mark.proofs)])
 def test_a_signal_at_any_moment_is_acted_on(shell, tmp_path, times):
-    """From the first instant: the shell's start, the fork, the interpreter's, the supervisor's."""
+    """The signals begin with the shell's start, before the fork, Python and the supervisor."""
     rng = random.Random(shell)
     for number in range(times):
         directory = tmp_path / str(number)
@@ -139,7 +139,7 @@ def test_a_signal_at_any_moment_is_acted_on(shell, tmp_path, times):
         process.signal_session(signal.SIGUSR2)
         code = process.wait()
         report = read_json(forge_dir(directory) / REPORT) or {}
-        # Killed before its first line: nothing has begun, and the wrapper sees by what.
+        # Killed before its first line: no child has started, and the wrapper sees the signal.
         is_killed = may_be_deaf and code == -signal.SIGUSR2
         assert is_killed or (code, report["code"]) == (75, 75), process.output
 

@@ -369,7 +369,7 @@ def test_a_wrapper_that_has_submitted_its_job_anew_does_not_run_it(played):
 
 
 def test_the_successor_has_the_budgets_of_its_predecessor(played):
-    """A new job number does not make another job."""
+    """A job with a new Slurm id is still the same job."""
     job = played().left("starting", restarts=-1, counts={"preemptions": 5}, because="why")
     ended = preempted(job)
     assert ended.state["successor"] == "99"

@@ -102,7 +102,7 @@ def test_slurm_weird_dir(jobs):
 
 
 def test_a_cancelled_job_is_not_brought_back(jobs):
-    """Though its signal is that of a preemption, and though it saved."""
+    """A cancel sends the same signal as a preemption, and the job has saved."""
     with pytest.raises(FailedJobError, match="it was cancelled"):
         jobs.cancelled.result()
     wait_for(lambda: jobs.cluster.show(jobs.cancelled.job_id)["JobState"] == "CANCELLED", "end")
@@ -125,14 +125,14 @@ def test_requeuing_checkpointable(jobs, undisturbed):
 
 
 def test_a_preemption_without_grace_time(jobs, undisturbed):
-    """Slurm has requeued it before it tells: once is enough."""
+    """Slurm requeues the job itself, so forge must not requeue it again."""
     assert jobs.brought_back.result() == undisturbed[submitted.train]
     assert jobs.noted("brought back", "resumed") == ["None", "step_6"]
     assert jobs.cluster.show(jobs.brought_back.job_id)["Restarts"] == "1"
 
 
 def test_a_budget_of_time_limits_that_is_used_up(jobs):
-    """Saved each time; the second time limit is one too many."""
+    """The job saves at each time limit; the second time limit exceeds the budget."""
     jobs.wait("always", 2)
     assert jobs.noted("always", "resumed") == ["None", "step_6"]
     jobs.cluster.run("scancel", "--signal=USR2", jobs.always.job_id)

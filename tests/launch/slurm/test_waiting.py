@@ -1,4 +1,4 @@
-"""How a launcher waits for Slurm: what it says meanwhile, what ends it, what it follows."""
+"""A launcher that waits for Slurm: its messages, the end of the wait, and requeued jobs."""
 
 import contextlib
 import os
@@ -46,7 +46,7 @@ def app(cluster, tmp_path):
 @pytest.mark.slurm
 @pytest.mark.slow
 def test_why_jobs_wait_is_said_and_what_to_do_about_it(app, cluster, tmp_path):
-    """Else the launcher waits without a word, permanently."""
+    """Otherwise the launcher would wait forever without a message."""
     failed = submit(cluster, tmp_path, "exit 1", "--partition=urgent")
     wait_for(lambda: cluster.show(failed)["JobState"] == "FAILED", "a job that fails")
     cluster.run("scontrol", "update", "PartitionName=zero", "State=DOWN")
@@ -74,7 +74,7 @@ def test_why_jobs_wait_is_said_and_what_to_do_about_it(app, cluster, tmp_path):
 @pytest.mark.slurm
 @pytest.mark.slow
 def test_a_lost_node_is_noticed_before_slurm_marks_it_as_down(tmp_path, monkeypatch):
-    """For minutes Slurm shows a job there as running."""
+    """Slurm shows a job on a lost node as running for minutes."""
     if missing():
         pytest.skip(missing())
     cluster = Cluster(tmp_path / "slurm", "SlurmdTimeout=60")
@@ -151,7 +151,7 @@ def fake(tmp_path, monkeypatch, name, text):
 
 
 def test_what_sbatch_says_while_it_tries_is_told_at_once_and_is_the_error(tmp_path, monkeypatch):
-    """After 60 s it was "timed out", and what sbatch had said was lost."""
+    """Regression test: after 60 s the error was "timed out", without sbatch's own message."""
     gate, told = tmp_path / "gate", []
     script = f"""
         echo 'sbatch: error: no room, sleeping and retrying' >&2
@@ -185,7 +185,7 @@ def test_an_sbatch_that_never_ends_is_ended_with_its_words(tmp_path, monkeypatch
 def test_a_submission_whose_answer_was_lost_is_found_and_not_done_twice(
     app, cluster, tmp_path, monkeypatch
 ):
-    """A busy controller takes the job, and sbatch says that nobody answered."""
+    """A busy controller can accept the job although sbatch reports a timeout."""
     folder = tmp_path / "bin"
     folder.mkdir()
     path = folder / "sbatch"
@@ -219,7 +219,7 @@ def say(job, state, slurm_id, **more):
 
 @pytest.fixture
 def signals():
-    """Handlers as they were, whatever a test leaves."""
+    """Restores the signal handlers after the test."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
     for number, handler in before.items():
@@ -243,7 +243,7 @@ def test_a_ctrl_c_ends_the_waiting_at_once_however_many_jobs_there_are(
 
     def interrupt():
         shown.wait()
-        time.sleep(0.2)  # into the pause between two looks
+        time.sleep(0.2)  # into the pause between two polls
         os.kill(os.getpid(), signal.SIGINT)
 
     began = time.monotonic()
@@ -277,7 +277,7 @@ def test_a_ctrl_c_does_not_wait_for_a_busy_controller(tmp_path, monkeypatch, sig
 
 @pytest.fixture
 def at_once(monkeypatch):
-    """No pauses: whoever waits asks all the time."""
+    """Waits without pauses between their polls."""
     for name in ("_LOOK_S", "_LOOK_PER_JOB_S", "_ASK_LEAST_S", "_ASK_PER_JOB_S"):
         monkeypatch.setattr(slurm_wait, name, 0.0)
 

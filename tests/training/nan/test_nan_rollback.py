@@ -63,7 +63,7 @@ def test_a_streak_shorter_than_max_consecutive_only_skips(tmp_path):
 
 
 def test_a_damaged_newer_checkpoint_is_passed_over(tmp_path):
-    """Going back is no use if what lies there cannot be read."""
+    """A rollback has to skip a checkpoint that cannot be read."""
 
     def damage_two(run):
         damage(tmp_path, 9)
@@ -89,7 +89,7 @@ def _fails_half_way(monkeypatch):
 
 @pytest.mark.usefixtures("_fails_half_way")
 def test_a_checkpoint_that_cannot_be_read_to_its_end_ends_the_run(tmp_path):
-    """Half of it is in the live model by then: training on would be silently wrong."""
+    """Half of the checkpoint is in the live model, so training must not continue."""
     outcome = train(tmp_path, bad=streak(9, 2), **ROLLBACK)
     assert outcome.code == 74
     assert len(outcome.steps) == 11
@@ -100,7 +100,7 @@ def test_a_checkpoint_that_cannot_be_read_to_its_end_ends_the_run(tmp_path):
 
 
 def test_nor_does_a_run_begin_from_such_a_one(tmp_path, request):
-    """The next attempt may find the disk well."""
+    """The disk can work again in the next attempt."""
     train(tmp_path, at={4: lambda run: os.kill(os.getpid(), signal.SIGTERM)}, **ROLLBACK)
     before = checkpoints(tmp_path)
     request.getfixturevalue("_fails_half_way")
@@ -110,7 +110,7 @@ def test_nor_does_a_run_begin_from_such_a_one(tmp_path, request):
 
 
 def test_checkpoints_of_the_abandoned_time_line_are_gone(tmp_path):
-    """A resume must not land in what was rolled back."""
+    """A resume must not use a checkpoint that was rolled back."""
     seen = []
 
     def look(run):
@@ -122,7 +122,7 @@ def test_checkpoints_of_the_abandoned_time_line_are_gone(tmp_path):
 
 
 def test_a_save_that_is_asked_for_after_it_does_not_wait_for_an_earlier_one(tmp_path):
-    """One that was asked for in a later step, before the rollback, is of another time line."""
+    """A save requested in a later step, before the rollback, does not count after it."""
     nan = ROLLBACK | {"rollback": {"steps_back": 9}}
     at = {8: lambda run: run.save(), 12: lambda run: run.save()}
     train(tmp_path, bad=streak(9, 2), at=at, every_steps=24, **nan)
@@ -132,7 +132,7 @@ def test_a_save_that_is_asked_for_after_it_does_not_wait_for_an_earlier_one(tmp_
 
 
 def test_an_end_that_was_asked_for_in_a_step_that_is_undone_is_forgotten(tmp_path):
-    """A loop that calls `run.finish` at a loss of NaN: the rollback has mended it."""
+    """A rollback cancels a `run.finish` that the loop called because of a NaN loss."""
     outcome = train(tmp_path, bad=streak(9, 2), at={10: lambda run: run.finish("NaN")}, **ROLLBACK)
     assert outcome.steps == [*range(11), *range(9, 24)]
 
@@ -159,7 +159,7 @@ def damage_all(directory):
 
 
 def test_the_first_steps_can_be_rolled_back_too(tmp_path):
-    """Before the first interval there is the start itself."""
+    """Before the first periodic save, the run rolls back to its start."""
     outcome = train(tmp_path, bad=streak(1, 2), every_steps=1000, **ROLLBACK)
     assert outcome.code == 0
     assert rollbacks(tmp_path) == [(0, 1, 3)]

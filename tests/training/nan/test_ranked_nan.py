@@ -1,4 +1,4 @@
-"""A NaN on one rank is one of all: skipped, rolled back from, or the end, with the same bits."""
+"""A NaN on one rank counts on all ranks: they skip, roll back or halt together, bit by bit."""
 
 import pytest
 from harness import assert_same_bits
@@ -32,7 +32,7 @@ def assert_ranks_are_alike(job):
 
 @pytest.mark.parametrize("kind", ["nan gradient", pytest.param("nan", marks=pytest.mark.proofs)])
 def test_a_bad_step_on_one_rank_is_skipped_by_all(kind, tmp_path):
-    """The gradients are of all ranks, the loss is one's own: weights must not part either way."""
+    """Gradients are shared, losses are not: the weights of the ranks stay equal in both cases."""
     bad = [6, 1, kind], [9, 0, kind]
     whole = job_of(tmp_path / "whole", *bad, nan={"action": "skip"})
     whole.run_to_end()
@@ -50,14 +50,14 @@ def test_a_bad_step_on_one_rank_is_skipped_by_all(kind, tmp_path):
     ids=["halt", "a streak"],
 )
 def test_what_halts_one_rank_halts_all(nan, tmp_path):
-    """A streak is counted by what all ranks have seen, not by one's own steps."""
+    """Each rank counts the bad steps of all ranks, and not only its own."""
     job = job_of(tmp_path, [9, 1, "nan"], nan=nan)
     assert job.run() == [65] * SIZE, job.output
     assert steps_of(job, "halt") == [10]
 
 
 def test_a_streak_counts_steps_that_were_bad_on_different_ranks(tmp_path):
-    """Three bad steps in a row are three, whoever had them."""
+    """Three bad steps in a row count as three, even if each is on another rank."""
     bad = [7, 0, "nan"], [8, 1, "nan"], [9, 0, "nan gradient"]
     job = job_of(tmp_path, *bad, nan={"action": "skip", "max_consecutive": 3})
     assert job.run() == [65] * SIZE, job.output
@@ -68,7 +68,7 @@ ROLLBACK = {"action": "rollback", "max_consecutive": 1, "rollback": {"max_rollba
 
 
 def poisoned(directory, *events, skip_data=True, size=SIZE, **spec):
-    """A sample is bad, which one rank has in each epoch; all go back, and on with other data."""
+    """One rank has a bad sample in each epoch; all ranks roll back and skip the same data."""
     nan = ROLLBACK | {"rollback": ROLLBACK["rollback"] | {"skip_data": skip_data, "lr_scale": 0.8}}
     policy = {"nan": nan}
     saves = {"every_steps": 4}
