@@ -204,7 +204,7 @@ def _start_dir() -> str:
 def _command_line() -> tuple[list[str], list[str]]:
     """(the program of this process, like `python -u train.py`; its arguments)."""
     arguments = sys.argv[1:]
-    original = list(sys.orig_argv)
+    original = _torchrun() or list(sys.orig_argv)
     count = len(arguments)
     is_spawned = spawned.parent() is not None and "-c" in original
     if is_spawned or (count and original[-count:] != arguments):
@@ -213,6 +213,19 @@ def _command_line() -> tuple[list[str], list[str]]:
     if os.sep not in program[0]:
         program[0] = sys.executable or program[0]  # a later shell can find another `python`
     return program, arguments
+
+
+def _torchrun() -> list[str]:
+    """The command of torchrun, if this process is one of its ranks: it has to start all of them."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return []
+    try:
+        words = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().split(b"\0")[:-1]
+    except OSError:  # no /proc on macOS
+        return []
+    found = list(map(os.fsdecode, words))
+    is_torchrun = any("torchrun" in word or "torch.distributed" in word for word in found)
+    return found if is_torchrun else []
 
 
 _PLACING = (

@@ -1,6 +1,8 @@
 """The scripts of docs/examples.md and of the two guides for moving to forge run unmodified."""
 
+import functools
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -100,8 +102,14 @@ def test_two_ranks_of_torchrun(tmp_path):
     shutil.copy(GALLERY / "ddp.py", tmp_path)
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, env=environment, timeout=250)
+    sh = functools.partial(subprocess.run, cwd=tmp_path, env=environment, timeout=250)
+    done = sh(["sh", "-c", command], stderr=subprocess.PIPE, text=True)
     assert done.returncode == 0
+    (printed,) = re.findall(r"^  (cd .*torchrun.*)$", done.stderr, re.MULTILINE)
+    again = sh(["sh", "-c", printed], stderr=subprocess.PIPE, text=True)
+    assert again.returncode == 0
+    assert "already finished at step 320" in again.stderr
+    assert "is resumed by 1" not in again.stderr
     assert ledger.read_progress(tmp_path / "ddp_checkpoints").step == 320
 
 

@@ -84,11 +84,14 @@ def state_of(name: str, directory: Path, verify: Verify) -> Any:
     Raises:
         CheckpointError: If no checkpoint is usable, or it has no object of this name.
     """
-    if not _has_steps(directory):
-        return None
     rank, size = collectives.place()
     read = functools.partial(_read, verify=verify, rank=rank, size=size)
-    found, passed_over = reading.first_good(step_dirs(directory), read)
+    try:
+        if not _has_steps(directory):
+            return None
+        found, passed_over = reading.first_good(step_dirs(directory), read)
+    except OSError as error:
+        raise CheckpointError(f"{directory} cannot be read: {error}") from error
     if found is None:
         raise _unusable(directory, passed_over)
     states = found.state["live"]["states"]

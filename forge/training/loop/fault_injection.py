@@ -15,9 +15,9 @@ import os
 import signal
 import threading
 import time
-from typing import Any
 
 from forge.jobdir.ledger import Ledger
+from forge.training.loop.watcher import Watcher
 
 VARIABLE = "FORGE_STRIKE"
 
@@ -27,17 +27,14 @@ _pending: list[signal.Signals] = []
 """The signal that a thread sends within this step; removed by whichever thread sends it."""
 
 
-class FaultInjector:
-    """A `Watcher` that sends the signal."""
+class FaultInjector(Watcher):
+    """Sends the signal, and records the evaluations of a rehearsed run in its ledger."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
 
-    def on_step(self, batch: Any) -> None:
-        """Steps are not counted."""
-
     def on_evaluation(self, step: int) -> None:
-        """Record it: a rehearsal compares which evaluations a run has had."""
+        """Record it: the report says if a rehearsal had no evaluation."""
         self._ledger.write("evaluated", step=step)
 
     def on_boundary(self) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 from forge.checkpoint.format.leaves import leaves
 from forge.state.variables import fingerprint, variables
 from forge.training.loop.loop_state import LoopState
+from forge.training.loop.watcher import Watcher
 from forge.training.train_state import TrainState
 
 VARIABLE = "FORGE_TRACE"
@@ -26,8 +27,8 @@ NUM_FIRST = 3
 _num_written = [0]
 
 
-class TraceRecorder:
-    """A `Watcher` that traces step boundaries.
+class TraceRecorder(Watcher):
+    """Traces step boundaries.
 
     Args:
         name: The name of the `forge.Run`.
@@ -45,9 +46,6 @@ class TraceRecorder:
     def on_step(self, batch: Any) -> None:
         """Keep the batch with which a step begins."""
         self._batch = [batch]
-
-    def on_evaluation(self, step: int) -> None:
-        """Not traced."""
 
     def on_boundary(self) -> None:
         """Write a line, if this is one of the boundaries to trace."""

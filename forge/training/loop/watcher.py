@@ -1,12 +1,12 @@
-"""A watcher of the loops of a Run: it is told what happens, and changes nothing."""
+"""A watcher of the loops of a Run: it is notified of steps and boundaries, and changes nothing."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 
-class Watcher(Protocol):
-    """Watches the loops of an attempt. Without watchers a step costs nothing more."""
+class Watcher:
+    """Base class: each method does nothing. Without watchers a step costs nothing more."""
 
     def on_boundary(self) -> None:
         """A step boundary is reached, before anything is decided there."""

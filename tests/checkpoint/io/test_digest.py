@@ -1,4 +1,4 @@
-"""What equals rank 0's tensor is not written: a digest must not take one for another."""
+"""A digest stands for a tensor: ranks write only tensors whose digest differs from rank 0's."""
 
 import pytest
 import torch
