@@ -54,7 +54,7 @@ class LivenessMonitor:
         self._code = code
         self._on_lost = on_lost
         self._selector = selectors.DefaultSelector()
-        self._is_first = False
+        self._is_first = self._is_leaving = False
         self._connections: dict[int, socket.socket] = {}
         self._listener: socket.socket | None = None
         self._thread = threading.Thread(target=self._watch, name="forge-peers", daemon=True)
@@ -157,9 +157,11 @@ class LivenessMonitor:
         if number in (rank, _GOODBYE):
             self._selector.unregister(connection)
         if number != _GOODBYE:
-            self._on_lost(number)
-            if self._is_first:
+            # Before `on_lost`, after which this process can exit: the others would see rank 0 as
+            # gone. A connection that this rank itself has closed says nothing of the other end.
+            if self._is_first and not self._is_leaving:
                 self._tell(number)
+            self._on_lost(number)
 
     def _tell(self, number: int) -> None:
         """Send a number to all connected ranks except that one."""
@@ -178,6 +180,7 @@ class LivenessMonitor:
         Args:
             linger_s: Seconds to wait for the others to leave as well.
         """
+        self._is_leaving = True
         for one in self._sockets():
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR if one is self._listener else socket.SHUT_WR)
@@ -186,6 +189,7 @@ class LivenessMonitor:
 
     def close(self) -> None:
         """Close the connections; without a goodbye, the others see this rank as gone."""
+        self._is_leaving = True
         for one in self._sockets():
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)  # wakes the thread, which then ends

@@ -307,7 +307,8 @@ class StoreCoordinator:
                 missing = [rank for rank, one in enumerate(keys) if not client.check([one])]
                 raise RankLost(
                     f"Timed out after {timeout_s:g} s waiting for rank"
-                    f' {", ".join(map(str, missing))} of {self.size} at the barrier "{key}"'
+                    f" {messages.truncate_list(missing, 16)} (there are {self.size} ranks) at the"
+                    f' barrier "{key}"'
                 )
         return True
 

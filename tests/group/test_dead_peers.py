@@ -70,3 +70,24 @@ def test_a_stranger_at_the_port_is_no_rank():
     first.leave(linger_s=30)
     first.close()
     second.close()
+
+
+def test_the_others_hear_who_is_gone_before_rank_0_acts():
+    """Rank 0 can exit at once, and the others would name it instead."""
+    heard = []
+
+    def rank_0_acts(number):
+        if number == 2:
+            until(lambda: heard == [2], "news on rank 1")
+
+    secret = Secret("a", b"key").code_of
+    first = LivenessMonitor(3, secret, rank_0_acts)
+    others = [LivenessMonitor(3, secret, on_lost) for on_lost in (heard.append, int)]
+    port = first.listen(is_local=True)
+    for rank, one in enumerate(others, 1):
+        one.join(rank, "127.0.0.1", port, 30)
+    until(lambda: len(first._connections) == 2, "both ranks")
+    others[1].leave(linger_s=0)
+    until(lambda: heard == [2], "the news")
+    for one in (first, *others):
+        one.close()
