@@ -35,13 +35,13 @@ from forge.checkpoint.retention.in_use import reading_lock
 from forge.checkpoint.retention.removal import Remover
 from forge.checkpoint.retention.retention import CheckpointIndex, Retention
 from forge.checkpoint.save import distributed_save
-from forge.checkpoint.save.distributed_save import Exchange
 from forge.checkpoint.save.staging import StagedPart, merged
 from forge.checkpoint.save.staging_pool import Snapshot, StagingPool
 from forge.config.schema import CheckpointConfig
 from forge.errors import CheckpointError
 from forge.filesystem import durable
 from forge.filesystem.steps import step_dirs, step_of
+from forge.group.exchange import Exchange
 from forge.group.group import Coordinator, SingleProcess
 
 _ALONE = SingleProcess()

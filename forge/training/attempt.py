@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from forge import messages
-from forge.checkpoint.save.distributed_save import Exchange
 from forge.compat import of_torch
 from forge.config.schema import NanAction, Policy, SignalAction
 from forge.errors import ConfigError, Exit, RankLost
 from forge.group import start
+from forge.group.exchange import Exchange
 from forge.group.group import MARGIN, START_S
 from forge.health import attempt
 from forge.jobdir import job_dir, spawned

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from forge.checkpoint.save.distributed_save import Exchange
 from forge.config.schema import Policy
+from forge.group.exchange import Exchange
 from forge.group.group import Coordinator
 from forge.process.time_limit import TimeLimit
 from forge.shutdown.signal_handler import ShutdownHandler

@@ -13,9 +13,9 @@ from __future__ import annotations
 import contextlib
 
 from forge import messages
-from forge.checkpoint.save.distributed_save import Exchange
 from forge.checkpoint.save.staging_pool import Snapshot
 from forge.group import facts
+from forge.group.exchange import Exchange
 from forge.group.facts import StopRequest
 from forge.training.parts import Parts
 from forge.training.saver import SaveCause
