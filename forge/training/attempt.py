@@ -230,8 +230,8 @@ class Attempt:
             self.resumed_from = found.path.name
         if self._group.rank == 0:  # the other ranks have already read the file this replaces
             owner.keep(directory.ledger)
-        directory.store.job = owner.id
-        directory.begin(self.loops.step, self.resumed_from, is_complete=self.loops.is_complete)
+        is_complete = self.loops.is_complete
+        directory.begin(self.loops.step, self.resumed_from, owner.id, is_complete=is_complete)
 
     def _wire(self, limit: TimeLimit) -> None:
         """Everything is claimed and loaded: receive signals, and build what a loop needs."""

@@ -8,12 +8,12 @@ import threading
 import time
 from collections.abc import Callable
 from enum import Enum
-from typing import Any, NoReturn
+from typing import Any
 
 from forge import messages
 from forge.checkpoint import Store
-from forge.checkpoint.save.distributed_save import START
-from forge.checkpoint.save.staging_pool import Snapshot
+from forge.checkpoint.format.manifest import Origin
+from forge.checkpoint.save.snapshot import Snapshot
 from forge.config.schema import CheckpointConfig, OnPendingSave
 from forge.errors import CheckpointError, Exit, unwritable
 from forge.jobdir.ledger import Ledger
@@ -59,10 +59,12 @@ class Saver:
         config: CheckpointConfig,
         ledger: Ledger,
         nan: NanPolicy,
+        origin: Callable[[], Origin] = Origin,
         *,
         is_alone: bool = True,
     ) -> None:
         self._store = store
+        self._origin = origin
         self._is_alone = is_alone
         self._config = config
         self._ledger = ledger
@@ -78,7 +80,6 @@ class Saver:
         """The latest time for the first save, by the monotonic clock."""
         self.costs = Recent(RECENT_SAVES)
         """Seconds that saves took, from the start of the snapshot to the commit."""
-        store.before_save = ledger.sync
         self._evaluated: int | None = None
         """The step whose functions have run; its checkpoint on disk can be older than that."""
 
@@ -133,8 +134,8 @@ class Saver:
         is_newer = self._evaluated == step
         self.begin(step)
         began = time.monotonic()
-        snapshot = self._snapshot(step, state, is_complete=False, copy=self._config.async_save)
-        snapshot.replaces = is_newer
+        copy = self._config.async_save
+        snapshot = self._snapshot(step, state, copy=copy, replaces=is_newer)
         if snapshot.is_independent:
             self._thread = threading.Thread(
                 target=self._commit_beside,
@@ -149,23 +150,19 @@ class Saver:
         except OSError as error:
             self._count_failure(step, error)
 
-    def _snapshot(
-        self, step: int, state: Callable[[], Any], *, is_complete: bool, copy: bool
-    ) -> Snapshot:
-        """Copy the state; if that fails on one rank, it fails on all ranks."""
+    def _snapshot(self, step: int, state: Callable[[], Any], **options: bool) -> Snapshot:
+        """Take a snapshot; if that fails on one rank, it fails on all ranks."""
         try:
-            return self._store.snapshot(step, state(), is_complete=is_complete, copy=copy)
+            return self._copied(step, state, **options)
         except (Exception, Exit) as error:
             if self._is_alone:
                 raise
-            failure = error
             if isinstance(error, OSError):  # an OSError would be retried, as if a disk were full
-                failure = CheckpointError(f"The state cannot be saved: {error}")
+                error = CheckpointError(f"The state cannot be saved: {error}")
+            self._store.fail_save(error)
 
-        def raising() -> NoReturn:
-            raise failure
-
-        return self._store.on_all(START, raising)
+    def _copied(self, step: int, state: Callable[[], Any], **options: bool) -> Snapshot:
+        return self._store.snapshot(step, state(), origin=self._origin(), **options)
 
     def _is_skipped(self, step: int) -> bool:
         """Whether to skip this save because another is in progress; logs a skip."""
@@ -192,16 +189,15 @@ class Saver:
         self.settle()
         self.begin(step)
         began = time.monotonic()
-        is_final = cause is SaveCause.finished
-        snapshot = self._snapshot(step, state, is_complete=is_final, copy=False)
-        snapshot.is_final, snapshot.replaces = is_final, cause is not SaveCause.stop
+        is_final, replaces = cause is SaveCause.finished, cause is not SaveCause.stop
+        snapshot = self._snapshot(step, state, copy=False, is_final=is_final, replaces=replaces)
         self._commit_final(snapshot, cause, began)
 
     @sections.in_section(Phase.save, "copy")
     def keep(self, step: int, state: Callable[[], Any]) -> Snapshot | None:
         """A copy of the state, for `save_kept`; None if there is no memory for it."""
         self._join()
-        snapshot = self._store.snapshot(step, state(), is_complete=False, copy=True)
+        snapshot = self._copied(step, state, copy=True)
         return snapshot if snapshot.is_independent else None
 
     @sections.in_section(Phase.save, "final")
@@ -225,8 +221,8 @@ class Saver:
         Raises:
             CheckpointError: If it cannot be written.
         """
-        mark = self._store.mark_complete
-        self._try_final(step, lambda: mark(step, with_metrics=not has_changed))
+        logged = None if has_changed else self._origin().logged
+        self._try_final(step, lambda: self._store.mark_complete(step, logged))
         self.tidy()
 
     @sections.in_section(Phase.save, "copy")
@@ -245,9 +241,9 @@ class Saver:
         """
         if not self._is_alone:
             self._join()  # a background save also communicates with the other ranks
-        if self._store.holds(step, is_complete=False) and self._evaluated != step:
+        if self._store.holds(step) and self._evaluated != step:
             return PendingSnapshot(None)
-        snapshot = self._store.snapshot(step, state(), is_complete=False, copy=True)
+        snapshot = self._copied(step, state, copy=True)
 
         @sections.in_section(Phase.save, "held")
         def commit(cause: SaveCause = SaveCause.stop) -> None:
@@ -330,7 +326,7 @@ class Saver:
         self, snapshot: Snapshot, cause: SaveCause, began: float, *, tidies: bool = True
     ) -> None:
         begin = time.monotonic()
-        path = self._store.commit(snapshot)
+        path = self._store.commit(snapshot, self._ledger.sync)
         if path is None:
             return
         self._failures = 0

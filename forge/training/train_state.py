@@ -8,7 +8,7 @@ from typing import Any
 
 from forge.checkpoint import Checkpoint
 from forge.checkpoint.format.codec import Encoder
-from forge.checkpoint.io.copying import digest
+from forge.checkpoint.host_memory import digest
 from forge.jobdir.ledger import Ledger
 from forge.process import sections
 from forge.process.progress import Phase

@@ -18,7 +18,7 @@ from warm import IS_QUICK
 
 import forge
 from forge.checkpoint.format import manifest
-from forge.checkpoint.format.names import files_of
+from forge.checkpoint.format.manifest import files_of
 
 
 def ranks(directory, size, wrap="rows", **spec):

@@ -159,7 +159,7 @@ def save(place: Place) -> None:
     told = place.shared / "name"
     write_atomically(told, str(store._workspace._path))
     until(lambda: store._workspace._path.is_symlink(), "link")
-    store.commit(store.snapshot(5, {"x": 1}, is_complete=False, copy=False))
+    store.commit(store.snapshot(5, {"x": 1}, copy=False))
 
 
 def pin(place: Place) -> None:

@@ -12,7 +12,7 @@ from harness import assert_same_bits
 from ranked import RankedJob
 
 import forge
-from forge.checkpoint.format.names import files_of
+from forge.checkpoint.format.manifest import files_of
 
 SIZE, STEPS = 3, 16
 

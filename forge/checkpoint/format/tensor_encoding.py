@@ -46,6 +46,14 @@ def problem(tensor: torch.Tensor) -> str | None:
     return None
 
 
+def is_here(device: torch.device) -> bool:
+    """Whether this process can create tensors and generators on the device."""
+    module = getattr(torch, device.type, None)
+    if device.type == "cpu" or module is None or not getattr(module, "is_available", bool)():
+        return device.type == "cpu"
+    return (device.index or 0) < int(module.device_count())
+
+
 def in_order(tensor: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
     """A copy with these strides."""
     shape, dtype, device = tensor.shape, tensor.dtype, tensor.device

@@ -10,7 +10,7 @@ from typing import Any
 
 from forge import messages
 from forge.checkpoint.format import manifest
-from forge.checkpoint.format.names import FINAL
+from forge.checkpoint.format.manifest import FINAL
 from forge.checkpoint.load import reading
 from forge.checkpoint.load.reading import Checkpoint
 from forge.checkpoint.retention.in_use import reading_lock

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -77,6 +78,22 @@ class Workspace:
         except FileNotFoundError:
             self.check()
             raise
+
+    @contextlib.contextmanager
+    def new_folder(self, name: str) -> Iterator[Path]:
+        """An empty folder in the work directory; what is left of it after the block is removed.
+
+        Raises:
+            OSError, DirectoryInUse: Like `entered`.
+        """
+        with self.entered() as work:
+            folder = work / name
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            try:
+                yield folder
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def check(self) -> None:
         """Raise DirectoryInUse if a newer attempt has claimed the directory."""

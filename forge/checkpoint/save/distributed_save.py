@@ -1,13 +1,17 @@
-"""Distributed save: each rank stages its own files, and rank 0 publishes the checkpoint.
+"""Distributed save: all ranks write their files into one folder, which rank 0 then publishes.
 
-    begin      all ranks have copied; rank 0 creates the folder, and its thread writes its files
+    start      all ranks have copied; rank 0 creates the folder, and its thread writes its files
     compare    meanwhile rank 0 broadcasts a digest of each of its tensors
-    stage      each other rank writes its state, and the tensors that differ from rank 0's
+    write      each other rank writes its state, and the tensors that differ from rank 0's
     commit     once all ranks have their files on disk: the manifest of all files, one rename
 
 So a tensor that is equal on all ranks is written once, whether DDP or the script keeps it equal.
 Each of the four is one exchange through the store in the thread that saves, never a collective:
 ranks can train meanwhile. If one rank fails, all do, and existing checkpoints are unchanged.
+Start and commit are in `store.py`, compare and write here.
+
+Other ranks know only the path of the folder. Once a newer attempt has renamed its parent, that path
+does not exist, and a rank of the old attempt cannot write any more.
 """
 
 from __future__ import annotations
@@ -18,71 +22,61 @@ from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
-from forge.checkpoint.save.staging import StagedPart, stage
-from forge.checkpoint.save.staging_pool import Snapshot
+from forge.checkpoint.format.manifest import Files
+from forge.checkpoint.save.snapshot import Snapshot
+from forge.checkpoint.save.writing import write_state
+from forge.errors import CheckpointError
 from forge.group.exchange import Exchange
 
-START = "the start of a save"
-"""The first exchange: a rank that has nothing to save raises here."""
 
-
-def save(
-    exchange: Exchange,
-    snapshot: Snapshot,
-    begin: Callable[[], str | None],
-    check: Callable[[], None],
-    publish: Callable[[Path, list[StagedPart]], None],
-) -> bool:
-    """Save the snapshots that all ranks took at the same step boundary.
+def write_all(
+    exchange: Exchange, folder: Path, snapshot: Snapshot, check: Callable[[], None]
+) -> Files:
+    """Write the snapshots that all ranks took at the same step boundary.
 
     Args:
-        begin: Called on each rank; on rank 0 it creates the folder for the files of all ranks,
-            or returns None if there is nothing to save.
-        check: Called on rank 0; raises if a newer attempt has taken the folder away.
-        publish: Called on rank 0, once all files are on disk.
+        folder: The folder for the files of all ranks.
+        check: Called on rank 0 if the folder is gone; raises if a newer attempt has taken it away.
     Returns:
-        Whether there was anything to save.
+        The files of all ranks.
     Raises:
         OSError: From the disk of any rank.
         ForgeError: From any rank.
     """
-    rank, is_shared = exchange.ranks.rank, exchange.ranks.size > 1
-    # Wait until all ranks have copied: writing would take cores from them.
-    made = exchange.all_gather(START, begin)[0]
-    if made is None:
-        return False
-    folder = Path(made)
-    writing: Future[StagedPart] = Future()
+    rank = exchange.ranks.rank
+    if exchange.ranks.size == 1:
+        return write_state(folder, snapshot)
     own: dict[str, str] = {}
+    writing = _in_thread(lambda: write_state(folder, snapshot)) if rank == 0 else None
 
     def compared() -> Any:
-        if rank == 0:
-            _fill(writing, lambda: stage(folder, snapshot), is_beside=is_shared)
-        own.update(snapshot.digests() if is_shared else {})  # on all ranks at the same time
+        if folder.name != snapshot.name:
+            raise CheckpointError(f"rank {rank} saves {snapshot.name}, but rank 0 {folder.name}")
+        own.update(snapshot.digests())  # on all ranks at the same time
         return own if rank == 0 else None
 
-    def staged() -> Any:
-        shared = {name for name, digest in own.items() if known.get(name) == digest}
+    def written() -> Files:
         try:
-            part = stage(folder, snapshot, rank, shared) if rank else writing.result()
+            if writing is not None:
+                return writing.result()
+            shared = {name for name, digest in own.items() if known.get(name) == digest}
+            return write_state(folder, snapshot, rank, shared)
         except FileNotFoundError:
             if rank == 0:
                 check()
             raise
-        return [part.rank, part.step, part.files]
 
     try:
         known = exchange.all_gather("the digests of a save", compared)[0]
-        parts = [StagedPart(*one) for one in exchange.all_gather("the files of a save", staged)]
+        files = exchange.all_gather("the files of a save", written)
     finally:
-        if writing.running():  # the caller removes the folder next
-            wait([writing])
-    exchange.broadcast("the commit of a save", lambda: publish(folder, parts))
-    return True
+        if writing is not None:
+            wait([writing])  # the caller removes the folder next
+    return {name: entry for part in files for name, entry in part.items()}
 
 
-def _fill(future: Future[StagedPart], make: Callable[[], StagedPart], *, is_beside: bool) -> None:
-    """Set the future to what `make` returns or raises, in a new thread or in this one."""
+def _in_thread(make: Callable[[], Files]) -> Future[Files]:
+    future: Future[Files] = Future()
 
     def work() -> None:
         try:
@@ -90,8 +84,5 @@ def _fill(future: Future[StagedPart], make: Callable[[], StagedPart], *, is_besi
         except BaseException as error:  # noqa: BLE001 - raised again by `result`
             future.set_exception(error)
 
-    future.set_running_or_notify_cancel()
-    if is_beside:
-        threading.Thread(target=work, name="forge-stage", daemon=True).start()
-    else:
-        work()
+    threading.Thread(target=work, name="forge-stage", daemon=True).start()
+    return future

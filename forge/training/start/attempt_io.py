@@ -14,8 +14,9 @@ import torch
 
 from forge import messages
 from forge.checkpoint import Checkpoint, Store
-from forge.checkpoint.load.in_place import Offers
-from forge.checkpoint.load.reading import Place
+from forge.checkpoint.format.manifest import Origin
+from forge.checkpoint.load.outline import Offers
+from forge.checkpoint.load.reading import Offer
 from forge.config.rules import directory_problem
 from forge.config.schema import NanAction, Policy
 from forge.errors import ConfigError, ExitCode, Reason
@@ -76,18 +77,16 @@ class AttemptIO:
             checkpoint_dir,
             policy.checkpoint,
             keep_back_steps=policy.nan.rollback.steps_back if can_roll_back else None,
-            keep_back_every=self._every,
             ranks=ranks,
             personal=resizing.PERSONAL,
         )
         self.ledger = Ledger(job, checkpoint_dir)
         claimed.note(job)
-        self.store.attempt = self.ledger.attempt
-        self.saver = Saver(
-            self.store, policy.checkpoint, self.ledger, nan, is_alone=ranks.size == 1
-        )
         self.metrics = Metrics(self.ledger)
-        self.store.logged = self.metrics.latest
+        is_alone = ranks.size == 1
+        self.saver = Saver(
+            self.store, policy.checkpoint, self.ledger, nan, self._origin, is_alone=is_alone
+        )
         verdict.clear(job, checkpoint_dir, began)
         self.command = job_dir.resume_command(job)
         """The command that resumes this job by hand."""
@@ -109,7 +108,7 @@ class AttemptIO:
 
         If there is none, the objects are loaded from `checkpoint.init_from`.
         """
-        found = self.store.newest(place=_places(live))
+        found = self.store.newest(offer=_offer(live))
         for reason in self.store.passed_over:
             messages.warn(f"Skipped {reason}")
         if found is not None:
@@ -144,12 +143,16 @@ class AttemptIO:
 
     def begun_with(self, live: StateRegistry) -> Checkpoint:
         """Read again the checkpoint that `newest` returned."""
-        found = self.store.read(self._newest, _places(live))
+        found = self.store.read(self._newest, _offer(live))
         resizing.adapt(found, self._ranks)
         return found
 
-    def begin(self, step: int, resumed_from: str | None, *, is_complete: bool) -> None:
+    def _origin(self) -> Origin:
+        return Origin(self.ledger.attempt, self._job_id, self.metrics.latest())
+
+    def begin(self, step: int, resumed_from: str | None, job_id: str, *, is_complete: bool) -> None:
         """Record and log the start of this attempt."""
+        self._job_id = job_id
         self.ledger.write(
             "start",
             step=step,
@@ -189,9 +192,9 @@ class AttemptIO:
 
         Preferably a checkpoint that an uninterrupted run has too: not one saved by a stop.
         """
-        every, place = self._every, _places(live)
+        every, offer = self._every, _offer(live)
         newest = self.store.newest
-        found = newest(at_most, every, place) or newest(at_most, place=place)
+        found = newest(at_most, every, offer) or newest(at_most, offer=offer)
         for reason in self.store.passed_over:
             messages.warn(f"Skipped {reason}")
         if found is not None:
@@ -286,11 +289,11 @@ def check_directory(policy: Policy, checkpoint_dir: Path) -> None:
         raise ConfigError([f"{key} ({checkpoint_dir}): {problem}"])
 
 
-def _places(live: StateRegistry) -> Place:
+def _offer(live: StateRegistry) -> Offer:
     """The target of a checkpoint's tensors; refuses a checkpoint that cannot be loaded."""
 
-    def place(state: dict[str, Any]) -> Offers:
+    def offer(state: dict[str, Any]) -> Offers:
         run_values.check(state)
         return live.in_place_targets(state["live"])
 
-    return place
+    return offer

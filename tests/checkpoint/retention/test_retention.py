@@ -26,8 +26,7 @@ def steps(store):
 def save(store, commit, step, **logged):
     """A save, as a run does it; `logged` has (step, value), or the value logged just before."""
     as_logged = {k: v if isinstance(v, tuple) else (step - 1, v) for k, v in logged.items()}
-    store.logged = lambda: as_logged
-    commit(store, step)
+    commit(store, step, as_logged)
     return store.retain()
 
 

@@ -12,7 +12,7 @@ from ranked import RankedJob
 from torch.utils.data import DataLoader
 
 import forge
-from forge.checkpoint.format import names
+from forge.checkpoint.format import manifest
 from forge.jobdir import spawned
 
 STEPS = 40
@@ -239,7 +239,7 @@ def test_a_saved_state_can_be_read_before_the_run_is_entered(run, tmp_path):
     ):
         run().peek("trainr")
     assert forge.Run({"enabled": False}).peek("trainer") is None
-    (checkpoint / names.TENSORS).write_bytes(b"")
+    (checkpoint / manifest.TENSORS).write_bytes(b"")
     with pytest.raises(forge.DamagedCheckpoint, match=r"No checkpoint in .* can be used"):
         run().peek("trainer")
 
