@@ -29,7 +29,6 @@ from forge.checkpoint.load.reading import Checkpoint, Offer
 from forge.checkpoint.ownership.fence import Fence
 from forge.checkpoint.ownership.workspace import Workspace
 from forge.checkpoint.retention import pins
-from forge.checkpoint.retention.in_use import reading_lock
 from forge.checkpoint.retention.removal import Remover
 from forge.checkpoint.retention.retention import CheckpointIndex, Retention
 from forge.checkpoint.save import distributed_save
@@ -165,8 +164,7 @@ class Store:
         Raises:
             DamagedCheckpoint: Names the damaged file, what was expected and what was found.
         """
-        with reading_lock(path):
-            return self._read(path, offer)
+        return self._read(path, offer)
 
     # -- writing -------------------------------------------------------------------------------
 
@@ -417,7 +415,7 @@ class Store:
             OSError: If the pin cannot be written.
         """
         if self._is_owner:
-            pins.place(self.directory / f"step_{step}")
+            pins.add(self.directory / f"step_{step}")
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait until the files of removed checkpoints are deleted.

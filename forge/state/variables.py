@@ -256,7 +256,7 @@ def _feed(add: Callable[[bytes], None], value: Any, above: set[int]) -> None:
         return
     above = above | {id(value)}
     if isinstance(value, torch.Tensor):
-        for part in tensor_encoding.parts(value.detach()):
+        for part in tensor_encoding.strided(value.detach()):
             _feed_array(add, part.reshape(-1), tuple(part.shape))
     elif isinstance(value, np.ndarray | np.generic):
         flat = np.asarray(value).reshape(-1)

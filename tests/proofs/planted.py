@@ -76,7 +76,7 @@ DEFECTS = [
     Defect(
         "retention_rollback_goal",
         "checkpoint/retention/retention.py",
-        "if _step(path) <= begin - self._keep_back_steps:",
+        "if _step(path) <= first_bad - self._keep_back_steps:",
         "if _step(path) < begin:",
         "a rollback finds nothing to go back to",
         "checkpoint/retention training/nan/test_nan_rollback.py",

@@ -164,7 +164,7 @@ def save(place: Place) -> None:
 
 def pin(place: Place) -> None:
     (place.job / "checkpoints").mkdir(parents=True, exist_ok=True)
-    pins.place(place.job / "checkpoints" / "step_5")
+    pins.add(place.job / "checkpoints" / "step_5")
 
 
 def dump_stacks(place: Place) -> None:

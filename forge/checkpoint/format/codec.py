@@ -153,8 +153,8 @@ class Encoder:
             raise CheckpointError(f"{path}: this version of forge cannot save {problem}")
         shard = shards.shard_of(tensor)
         self.sharded.append(path)
-        part = shards.local(tensor).reshape(shard.box.shape)
-        encoded = self._tensor(part, path, shard)
+        own = shards.local(tensor).reshape(shard.box.shape)
+        encoded = self._tensor(own, path, shard)
         if shards.is_unique(tensor):
             self.unshared.add(encoded["!tensor"])
         return {"!shard": shard.to_json(), "part": encoded}
@@ -171,8 +171,8 @@ class Encoder:
         if tensor.layout is not torch.strided:
             if shard is not None:
                 raise CheckpointError(f"{path}: this version of forge cannot save a sparse DTensor")
-            described, parts = tensor_encoding.sparse_parts(tensor)
-            references = {k: self._tensor(part, _join(path, k)) for k, part in parts.items()}
+            described, named = tensor_encoding.describe_sparse(tensor)
+            references = {k: self._tensor(one, _join(path, k)) for k, one in named.items()}
             return {"!sparse": described, "parts": references}
         shape, stride, device = tensor.shape, tensor.stride(), tensor.device
         # Conjugate and negative views have the same memory, but not the same values.
@@ -343,8 +343,8 @@ def _decode_lazy(value: dict[str, Any], decoder: Decoder) -> torch.Tensor:
 
 
 def _decode_sparse(value: dict[str, Any], decoder: Decoder) -> torch.Tensor:
-    parts = {name: decoder.tensor(part) for name, part in value["parts"].items()}
-    return tensor_encoding.sparse(value["!sparse"], parts)
+    named = {name: decoder.tensor(one) for name, one in value["parts"].items()}
+    return tensor_encoding.sparse(value["!sparse"], named)
 
 
 def _decode_numpy_scalar(value: dict[str, Any], decoder: Decoder) -> Any:

@@ -25,6 +25,7 @@ from forge.checkpoint.format.manifest import Manifest
 from forge.checkpoint.host_memory import in_huge_pages
 from forge.checkpoint.load.outline import Offers, Outline, SavedTensor
 from forge.checkpoint.load.rank_files import Destination, RankFiles
+from forge.checkpoint.retention.in_use import reading_lock
 from forge.config.schema import Verify
 from forge.errors import CheckpointError, DamagedCheckpoint
 from forge.filesystem.steps import step_of
@@ -126,6 +127,23 @@ def read(
     Raises:
         DamagedCheckpoint: Names the damaged file, what was expected and what was found.
     """
+    with reading_lock(path), contextlib.ExitStack() as stack:
+        described = _manifest(path, verify)
+        files = RankFiles(path, described, is_checked=verify is Verify.full)
+        stack.callback(files.close)
+        is_resized = size not in (None, described.world_size)
+        base = 0 if is_resized else rank
+        state, owned, pending = _read(files, base, files.tree(base), offer, is_resized=is_resized)
+        if is_resized and 0 < rank < described.world_size:
+            tree = files.tree(rank)
+            own = {key: tree[key] for key in personal if key in tree}
+            state |= _read(files, rank, own, None, is_resized=True)[0]
+        if pending:
+            stack.pop_all()  # `fill` closes the files
+    return Checkpoint(path, described, state, owned, files if pending else None, pending)
+
+
+def _manifest(path: Path, verify: Verify) -> Manifest:
     described = manifest.read(path)
     if step_of(path) not in (None, described.step):  # None: a copy under another name
         raise DamagedCheckpoint(
@@ -133,21 +151,7 @@ def read(
         )
     if verify is not Verify.none:
         manifest.check_sizes(path, described)
-    files = RankFiles(path, described, is_checked=verify is Verify.full)
-    is_resized = size not in (None, described.world_size)
-    base = 0 if is_resized else rank
-    try:
-        state, owned, pending = _read(files, base, files.tree(base), offer, is_resized=is_resized)
-        if is_resized and 0 < rank < described.world_size:
-            tree = files.tree(rank)
-            own = {key: tree[key] for key in personal if key in tree}
-            state |= _read(files, rank, own, None, is_resized=True)[0]
-    except BaseException:
-        files.close()
-        raise
-    if not pending:
-        files.close()
-    return Checkpoint(path, described, state, owned, files if pending else None, pending)
+    return described
 
 
 def _read(

@@ -127,12 +127,12 @@ class Retention:
             kept |= self._best(good, self._config.best, self._config.best.metric)
         newest = next(iter(good), None)
         if self._keep_back_steps is not None and newest is not None:
-            begin = _step(newest) if first_bad_step is None else first_bad_step
+            first_bad = _step(newest) if first_bad_step is None else first_bad_step
             # Only steps that every run of this job saves: the target of a rollback must not
             # depend on when this run was stopped. Younger ones can become the target later.
             for path in (p for p in good if _step(p) % self._saved_every == 0):
                 kept.add(path.name)
-                if _step(path) <= begin - self._keep_back_steps:
+                if _step(path) <= first_bad - self._keep_back_steps:
                     break
         return kept
 

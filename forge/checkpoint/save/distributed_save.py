@@ -72,7 +72,7 @@ def write_all(
     finally:
         if writing is not None:
             wait([writing])  # the caller removes the folder next
-    return {name: entry for part in files for name, entry in part.items()}
+    return {name: entry for some in files for name, entry in some.items()}
 
 
 def _in_thread(make: Callable[[], Files]) -> Future[Files]:

@@ -52,7 +52,7 @@ class World:
             self.damage(path)
             self.is_good[step] = False
         elif act == "pin":
-            pins.place(path)
+            pins.add(path)
         elif act == "unpin":
             pins.pin_file(path).unlink(missing_ok=True)
         elif act == "hold" and step not in self.held and self.is_good.get(step):
