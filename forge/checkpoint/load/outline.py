@@ -35,6 +35,8 @@ class SavedTensor:
     leaf: torch.Tensor
     """A tensor without data, of the shape of the whole tensor."""
     shard: Shard | None
+    box: Box
+    """The part of the whole tensor that this rank needs."""
     device: torch.device
     uses: int = 0
     """How often the state refers to it."""
@@ -45,16 +47,6 @@ class SavedTensor:
     offers: list[torch.Tensor] = field(default_factory=list)
     live: torch.Tensor | None = None
     """The live tensor that it is read into; None: a new one."""
-
-    @property
-    def box(self) -> Box:
-        """The part of the whole tensor that this rank needs."""
-        return shards.shard_of(self.like).box if self.like is not None else self.whole
-
-    @property
-    def whole(self) -> Box:
-        """The whole tensor."""
-        return Box.whole(self.leaf.shape)
 
 
 class Outline(Decoder):
@@ -82,7 +74,8 @@ class Outline(Decoder):
         if saved is None:
             shape = entry.shape if shard is None else shard.of
             leaf = torch.empty(shape, dtype=entry.dtype, device="meta")
-            saved = self.saved[name] = SavedTensor(leaf, shard, _device_of(described))
+            device = _device_of(described)
+            saved = self.saved[name] = SavedTensor(leaf, shard, Box.whole(shape), device)
             self._names[id(leaf)] = name
         if shard != saved.shard or (shard is not None and shard.box.shape != entry.shape):
             raise DamagedCheckpoint(
@@ -111,8 +104,10 @@ class Outline(Decoder):
             saved = self.saved[name]
             live = offered.tensor if isinstance(offered, Like) else offered
             if shards.is_sharded(live):
-                saved.like = live if saved.like is None else saved.like
-                if shards.shard_of(saved.like) != shards.shard_of(live):
+                box = shards.shard_of(live).box
+                if saved.like is None:
+                    saved.like, saved.box = live, box
+                if saved.box != box:
                     raise StateMismatch(
                         f"{name}: was one (tied) tensor when it was saved, but is sharded in two"
                         " different ways here. Tie the parameters before fully_shard, as when it"
@@ -127,7 +122,9 @@ class Outline(Decoder):
 
 
 def _device_of(described: dict[str, Any]) -> torch.device:
-    device = torch.device(described.get("device", _CPU))
+    if "device" not in described:
+        return _CPU
+    device = torch.device(described["device"])
     return device if is_here(device) else _CPU  # loading moves it to the parameter's device
 
 

@@ -120,11 +120,12 @@ class RankFiles:
         Raises:
             DamagedCheckpoint: If the ranks' files do not cover the whole box.
         """
+        if not box.numel:
+            return []
         file, entry = self.find(rank, name)
         own = Box.whole(entry.shape) if shard is None else shard.box
-        common = own.common(box)
-        if common == box or not box.numel:
-            return [Piece(file, entry, own, box)] if box.numel else []
+        if box == own or own.common(box) == box:
+            return [Piece(file, entry, own, box)]
         pieces = list(self._overlaps(name, box, shard))
         found = sum(piece.common.numel for piece in pieces)
         if found != box.numel:
@@ -159,15 +160,18 @@ class RankFiles:
         scattered: list[tuple[torch.Tensor, torch.Tensor]] = []
         for one in destinations:
             for piece in one.pieces:
-                inside = piece.common.seen_from(piece.box)
-                begin = inside.begin_in(piece.box.shape)
-                memory = one.memory[piece.common.seen_from(one.box).slices()]
-                if begin is None or not memory.is_contiguous():
-                    whole = torch.empty(piece.box.shape, dtype=memory.dtype, device="cpu")
-                    scattered.append((memory, whole[inside.slices()]))
-                    begin, memory = 0, whole
-                at = piece.entry.begin + begin * memory.element_size()
-                targets[piece.file].append(Target(at, flat(memory)))
+                begin, memory = 0, one.memory
+                if piece.box != one.box:
+                    inside = piece.common.seen_from(piece.box)
+                    first = inside.begin_in(piece.box.shape)
+                    memory = memory[piece.common.seen_from(one.box).slices()]
+                    if first is None or not memory.is_contiguous():
+                        whole = torch.empty(piece.box.shape, dtype=memory.dtype, device="cpu")
+                        scattered.append((memory, whole[inside.slices()]))
+                        memory = whole
+                    else:
+                        begin = first * memory.element_size()
+                targets[piece.file].append(Target(piece.entry.begin + begin, flat(memory)))
         for file, some in targets.items():
             if some or not file.is_verified:
                 file.read(some)
