@@ -26,10 +26,8 @@ from forge.checkpoint.format.codec import Encoder, state_text
 from forge.checkpoint.format.manifest import FINAL, LATEST, Files, Logged, Manifest, Origin
 from forge.checkpoint.load import reading
 from forge.checkpoint.load.reading import Checkpoint, Offer
-from forge.checkpoint.ownership.fence import Fence
 from forge.checkpoint.ownership.workspace import Workspace
 from forge.checkpoint.retention import pins
-from forge.checkpoint.retention.removal import Remover
 from forge.checkpoint.retention.retention import CheckpointIndex, Retention
 from forge.checkpoint.save import distributed_save
 from forge.checkpoint.save.snapshot import Snapshot, StagingPool
@@ -82,33 +80,13 @@ class Store:
             reading.read, verify=config.verify, rank=ranks.rank, size=ranks.size, personal=personal
         )
         self._exchange = Exchange(ranks, "store")
-        self._is_owner = ranks.rank == 0
-        if self._is_owner:
-            self._claim(directory)
-
-    def _claim(self, directory: Path) -> None:
-        try:
-            durable.make_directory(directory)
-            self._fence = Fence(directory)
-        except OSError as error:
-            raise CheckpointError(f"{directory} cannot be claimed: {error}") from error
-        self._remover = Remover(directory)
-        try:
-            self._workspace = Workspace(directory, self._fence, self._remover)
-        except BaseException as error:
-            self._fence.release()
-            if isinstance(error, OSError):
-                raise CheckpointError(f"{directory} cannot be cleaned up: {error}") from error
-            raise
+        self._workspace = Workspace(directory) if ranks.rank == 0 else None
 
     def close(self) -> None:
         """Release the directory."""
         self._staging.close()
-        if not self._is_owner:
-            return
-        self._remover.close()
-        self._workspace.close()
-        self._fence.release()
+        if self._workspace is not None:
+            self._workspace.close()
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -226,21 +204,21 @@ class Store:
             DirectoryInUse: If a newer attempt has taken over.
         """
         assert not snapshot.file.is_spent, "its memory can already have the copy of another step"
-        final = self.directory / snapshot.name
+        final, workspace = self.directory / snapshot.name, self._workspace
         with contextlib.ExitStack() as stack:
 
             def start() -> str | None:
                 if flush is not None:
                     flush()
-                if not self._is_owner or (not snapshot.replaces and self._seen.has(final)):
+                if workspace is None or (not snapshot.replaces and self._seen.has(final)):
                     return None
-                return str(stack.enter_context(self._workspace.new_folder(final.name)))
+                return str(stack.enter_context(workspace.new_folder(final.name)))
 
             # Wait until all ranks have copied: writing would take cores from them.
             started = self._exchange.all_gather(_START, start)[0]
             if started is not None:
                 folder = Path(started)
-                check = lambda: self._workspace.check()  # noqa: E731 - of rank 0 alone
+                check = None if workspace is None else workspace.check
                 files = distributed_save.write_all(self._exchange, folder, snapshot, check)
                 publish = functools.partial(self._publish, folder, final, files, snapshot)
                 self._exchange.broadcast("the commit of a save", publish)
@@ -278,6 +256,7 @@ class Store:
 
     def _publish(self, folder: Path, final: Path, files: Files, snapshot: Snapshot) -> None:
         """Make a checkpoint of the files that all ranks wrote: manifest, then rename."""
+        assert self._workspace is not None
         self._describe(folder, files, snapshot)
         self._seen.check_formats([final])
         self._workspace.check()
@@ -317,6 +296,7 @@ class Store:
             path = self.directory / f"step_{step}"
             metrics = {} if logged is None else manifest.metrics_of(logged)
             described = replace(manifest.read(path), is_complete=True, **metrics)
+            assert self._workspace is not None
             with self._workspace.entered() as work:
                 temporary = work / manifest.NAME
                 temporary.unlink(missing_ok=True)
@@ -356,10 +336,11 @@ class Store:
             OSError: If the directory cannot be read.
             DirectoryInUse: If a newer attempt has taken over.
         """
-        if not self._is_owner:
+        if self._workspace is None:
             return []
         self._workspace.check()
-        self._remover.retry()
+        remover = self._workspace.remover
+        remover.retry()
         names = os.listdir(self.directory)
         pinned = {name.removeprefix(pins.PREFIX) for name in names if name.startswith(pins.PREFIX)}
         found = step_dirs(self.directory)
@@ -374,7 +355,7 @@ class Store:
         superfluous = [p for p in (*good, *superseded) if p.name not in kept]
         if superfluous:
             with self._workspace.entered() as work:
-                removed = [p.name for p in superfluous if self._remover.take(p, work)]
+                removed = [p.name for p in superfluous if remover.take(p, work)]
         for name in removed:
             self._seen.forget(name)
         return removed
@@ -387,7 +368,7 @@ class Store:
         Raises:
             CheckpointError: If one could not be removed, so that a resume would load it.
         """
-        if not self._is_owner:
+        if self._workspace is None:
             return
         try:
             obsolete = [one for one in step_dirs(self.directory) if (step_of(one) or 0) > step]
@@ -395,7 +376,7 @@ class Store:
             with self._workspace.entered() as work:
                 durable.replace_link(self.directory / LATEST, f"step_{step}", work)
                 for path in obsolete:
-                    self._remover.discard(path, work)
+                    self._workspace.remover.discard(path, work)
                     self._seen.forget(path.name)
                 durable.sync_directory(self.directory)
         except OSError as error:
@@ -414,7 +395,7 @@ class Store:
         Raises:
             OSError: If the pin cannot be written.
         """
-        if self._is_owner:
+        if self._workspace is not None:
             pins.add(self.directory / f"step_{step}")
 
     def wait(self, timeout_s: float | None = None) -> None:
@@ -423,5 +404,5 @@ class Store:
         Args:
             timeout_s: Seconds to wait at most; None: no limit.
         """
-        if self._is_owner:
-            self._remover.wait(timeout_s)
+        if self._workspace is not None:
+            self._workspace.remover.wait(timeout_s)

@@ -30,13 +30,13 @@ from forge.group.exchange import Exchange
 
 
 def write_all(
-    exchange: Exchange, folder: Path, snapshot: Snapshot, check: Callable[[], None]
+    exchange: Exchange, folder: Path, snapshot: Snapshot, check: Callable[[], None] | None
 ) -> Files:
     """Write the snapshots that all ranks took at the same step boundary.
 
     Args:
         folder: The folder for the files of all ranks.
-        check: Called on rank 0 if the folder is gone; raises if a newer attempt has taken it away.
+        check: On rank 0; raises if the folder is gone because a newer attempt has taken it away.
     Returns:
         The files of all ranks.
     Raises:
@@ -62,7 +62,7 @@ def write_all(
             shared = {name for name, digest in own.items() if known.get(name) == digest}
             return write_state(folder, snapshot, rank, shared)
         except FileNotFoundError:
-            if rank == 0:
+            if check is not None:
                 check()
             raise
 

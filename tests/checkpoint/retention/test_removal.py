@@ -248,7 +248,7 @@ def test_a_stop_waits_for_it_only_so_long_and_the_next_attempt_removes_the_rest(
         commit(store, step)
     store.retain()
     store.close()
-    thread = store._remover._thread
+    thread = store._workspace.remover._thread
     assert thread.is_alive()
     assert len(hidden(store)) == 2
     slow_disk.set()

@@ -199,7 +199,7 @@ def test_a_pin_that_comes_too_late_is_an_error(store, commit, monkeypatch):
 
     def late(path):
         with store._workspace.entered() as work:
-            assert store._remover.take(path, work)
+            assert store._workspace.remover.take(path, work)
         add(path)
 
     monkeypatch.setattr(pins, "add", late)
@@ -214,7 +214,7 @@ def test_a_kill_before_a_pinned_one_is_put_back_loses_nothing(open_store, commit
     for step in (1, 2):
         path = commit(store, step)
         with store._workspace.entered() as work:
-            path.rename(store._remover.aside(path, work))
+            path.rename(store._workspace.remover.aside(path, work))
     pins.add(store.directory / "step_1")
     commit(store, 3)
     store.close()
@@ -231,7 +231,7 @@ def test_what_is_half_deleted_is_not_put_back(open_store, commit):
     path = commit(store, 1)
     (path / TENSORS).unlink()
     with store._workspace.entered() as work:
-        path.rename(store._remover.aside(path, work))
+        path.rename(store._workspace.remover.aside(path, work))
     pins.add(path)
     store.close()
     store = open_store()
