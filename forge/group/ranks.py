@@ -304,12 +304,7 @@ class StoreCoordinator:
             if self._lost and not client.check(keys):  # a rank that sent its value can leave
                 raise RankLost(f'{self._lost}, while this rank waited at the barrier "{key}"')
             if self._is_closed or waited_s >= timeout_s:
-                missing = [rank for rank, one in enumerate(keys) if not client.check([one])]
-                raise RankLost(
-                    f"Timed out after {timeout_s:g} s waiting for rank"
-                    f" {messages.truncate_list(missing, 16)} (there are {self.size} ranks) at the"
-                    f' barrier "{key}"'
-                )
+                raise store.timeout(client, keys, timeout_s, f'at the barrier "{key}"')
         return True
 
     def forget(self, key: str) -> None:

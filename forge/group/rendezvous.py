@@ -7,7 +7,6 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from forge import messages
 from forge.errors import RankLost
 from forge.group import store
 from forge.process.world import RankInfo
@@ -39,11 +38,7 @@ def meet(world: RankInfo, timeout_s: float, collectives_s: float, *, is_hosted: 
         deadline = time.monotonic() + timeout_s
         while not meeting.check(keys):
             if time.monotonic() >= deadline:
-                gone = [rank for rank, key in enumerate(keys) if not meeting.check([key])]
-                raise RankLost(
-                    f"timed out after {timeout_s:g} s waiting for rank"
-                    f" {messages.truncate_list(gone, 16)} (there are {world.size} ranks) at {place}"
-                )
+                raise store.timeout(meeting, keys, timeout_s, f"at {place}")
             time.sleep(_LOOK_S)
         dist.init_process_group(
             "gloo",
