@@ -170,8 +170,8 @@ def read(directory: Path) -> Manifest:
     wrong = sorted(manifest.files.keys() ^ set(expected))
     if wrong or len(ranks) != manifest.world_size:
         raise DamagedCheckpoint(
-            f"{NAME} does not name two files for each of {manifest.world_size} ranks: missing or"
-            f" unexpected are {wrong[:4]}"
+            f"{NAME} does not name two files for each of {manifest.world_size} ranks; missing or"
+            f" unexpected: {', '.join(wrong[:4])}"
         )
     if not abs(manifest.created) < _MAX_TIME:
         raise DamagedCheckpoint(f"{NAME} has {manifest.created} as `created`")
