@@ -39,6 +39,7 @@ from forge.group.exchange import Exchange
 from forge.group.group import Coordinator, SingleProcess
 
 _ALONE = SingleProcess()
+_UNKNOWN = Origin()
 _START = "the start of a save"
 """The first exchange of a save: a rank that has nothing to save raises here."""
 
@@ -168,7 +169,7 @@ class Store:
         copy: bool,
         is_final: bool = False,
         replaces: bool = True,
-        origin: Origin = Origin(),  # noqa: B008 - frozen
+        origin: Origin = _UNKNOWN,
     ) -> Snapshot:
         """Encode a state; `commit` writes it now or later.
 
