@@ -153,7 +153,7 @@ class Saver:
     def _snapshot(self, step: int, state: Callable[[], Any], **options: bool) -> Snapshot:
         """Take a snapshot; if that fails on one rank, it fails on all ranks."""
         try:
-            return self._copied(step, state, **options)
+            return self._take(step, state, **options)
         except (Exception, Exit) as error:
             if self._is_alone:
                 raise
@@ -161,7 +161,7 @@ class Saver:
                 error = CheckpointError(f"The state cannot be saved: {error}")
             self._store.fail_save(error)
 
-    def _copied(self, step: int, state: Callable[[], Any], **options: bool) -> Snapshot:
+    def _take(self, step: int, state: Callable[[], Any], **options: bool) -> Snapshot:
         return self._store.snapshot(step, state(), origin=self._origin(), **options)
 
     def _is_skipped(self, step: int) -> bool:
@@ -197,7 +197,7 @@ class Saver:
     def keep(self, step: int, state: Callable[[], Any]) -> Snapshot | None:
         """A copy of the state, for `save_kept`; None if there is no memory for it."""
         self._join()
-        snapshot = self._copied(step, state, copy=True)
+        snapshot = self._take(step, state, copy=True)
         return snapshot if snapshot.is_independent else None
 
     @sections.in_section(Phase.save, "final")
@@ -243,7 +243,7 @@ class Saver:
             self._join()  # a background save also communicates with the other ranks
         if self._store.holds(step) and self._evaluated != step:
             return PendingSnapshot(None)
-        snapshot = self._copied(step, state, copy=True)
+        snapshot = self._take(step, state, copy=True)
 
         @sections.in_section(Phase.save, "held")
         def commit(cause: SaveCause = SaveCause.stop) -> None:

@@ -83,6 +83,8 @@ class AttemptIO:
         self.ledger = Ledger(job, checkpoint_dir)
         claimed.note(job)
         self.metrics = Metrics(self.ledger)
+        self._job_id = ""
+        """The id of `job.json`, once the attempt has begun."""
         is_alone = ranks.size == 1
         self.saver = Saver(
             self.store, policy.checkpoint, self.ledger, nan, self._origin, is_alone=is_alone
