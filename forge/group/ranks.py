@@ -270,6 +270,11 @@ class StoreCoordinator:
 
     # -- values ----------------------------------------------------------------------------------
 
+    def publish(self, key: str, value: bytes) -> None:
+        """See `Coordinator.publish`."""
+        with self._failing(key):
+            self._give(key, value)
+
     def gather(
         self, key: str, value: bytes, timeout_s: float, unless: Callable[[], object] | None = None
     ) -> list[bytes]:

@@ -43,7 +43,7 @@ from forge.training.nan.nan_policy import NanPolicy, RateScale
 from forge.training.nan.update import Updater
 from forge.training.optimizer_steps import OptimizerSteps
 from forge.training.parts import Parts
-from forge.training.shutdown import ENDS, Shutdown
+from forge.training.shutdown import Shutdown
 from forge.training.start import agreement, attempt_io, preflight
 from forge.training.start.attempt_io import AttemptIO
 from forge.training.start.checkpoint_owner import CheckpointOwner
@@ -294,6 +294,7 @@ class Attempt:
 
     def _begin_loop(self) -> None:
         """Check the given objects, now that the script has built everything."""
+        self.boundary.check_left()
         self._optimizer_steps.begin_loop()
         self._own.begin_loop()
         with preflight.exits():
@@ -329,10 +330,8 @@ class Attempt:
 
     def loader(self, loader: Iterable[Any]) -> ResumableLoader[Any]:
         """See `Run.loader`."""
-        try:
+        with self._shutdown.giving_up():
             return self.loops.loaders.add(self.loops.open(loader))
-        except ENDS as error:
-            self._shutdown.give_up(error)
 
     def batches(self, loader: Iterable[Any]) -> Iterator[tuple[int, Any]]:
         """See `Run.batches`."""
@@ -374,6 +373,7 @@ class Attempt:
         self._steps.end()
         self._epochs.end()
         self._pushed.end("")
+        self.boundary.check_left()
         if isinstance(self._nan.wants, Halt):
             self._shutdown.halt(self._nan.wants)
         if missing := loops.missing:

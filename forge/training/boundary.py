@@ -268,7 +268,7 @@ class Boundary:
             loops.due = self._evaluations.due_after_pass(epoch, loops.step, is_new=is_new)
             loops.place.phase = EpochPhase.after
         if loops.due and is_left:
-            self.lengths.left()
+            self.lengths.check_left()  # before the functions, which can use collectives
         if loops.due and not may_stop:
             self._begin_evaluation()
             self._evaluations.run(loops.due, loops.step)
@@ -339,7 +339,13 @@ class Boundary:
             asked = SaveRequest(step, rollbacks=self._nan.rollbacks, is_pinned=pin)
             self._group.propose(asked)
         else:
+            self.check_left()
             self._save_now()
+
+    def check_left(self) -> None:
+        """Exit if this rank has left its loop alone."""
+        with self._shutdown.giving_up():
+            self.lengths.check_left()
 
     def _save_now(self) -> None:
         is_between_loops, self._loops.is_between = self._loops.is_between, False

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from forge import messages
@@ -106,6 +107,14 @@ class Shutdown:
         if isinstance(error, RankLost):
             self._handler.begin_deadline()
         self._leave(error.exit_code, text, "error", logging.ERROR, error.reason)
+
+    @contextmanager
+    def giving_up(self) -> Iterator[None]:
+        """In the block, an error that no later step can fix ends the job."""
+        try:
+            yield
+        except ENDS as error:
+            self.give_up(error)
 
     def raise_again(self) -> None:
         """Raise the exit again if the script has caught it."""

@@ -39,6 +39,7 @@ class Epochs:
         self._loops = parts.loops
         self._start = start
         self._boundary = boundary
+        self._shutdown = parts.shutdown
         self._steps = steps
         self._updater = parts.updater
         self._metrics = parts.directory.metrics
@@ -96,6 +97,7 @@ class Epochs:
             except GeneratorExit:
                 self._close_pass()
                 loops.break_off()
+                self._boundary.lengths.note_left()
                 self._leave()
                 self._boundary.run_end.leave_loop()
                 raise
@@ -137,9 +139,11 @@ class Epochs:
     def _end_epoch(self) -> None:
         place = self._place
         self._close_pass()
+        with self._shutdown.giving_up():
+            if self._kept is not None:
+                raise self._kept
+        self._boundary.check_left()
         self._boundary.let_go()
-        if self._kept is not None:
-            raise self._kept
         if self._is_pass_due:
             raise ForgeError(misuse.epoch_without_pass(place.epoch))
         self._is_resumed = False
@@ -181,6 +185,7 @@ class Epochs:
                 yield from self._steps.step(position, batch)
             except GeneratorExit:
                 position.end_pass(is_left=True)
+                self._boundary.lengths.note_left()
                 try:
                     self._end_pass(is_left=True)
                 except BaseException as error:  # noqa: BLE001 - nobody hears what is raised here

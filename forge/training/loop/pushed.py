@@ -152,6 +152,8 @@ class PushedLoop:
         if not self._is_open:
             return
         self._end_step()
+        self._boundary.lengths.note_left()
+        self._boundary.check_left()
         loops = self._loops
         loops.finished_by = reason
         loops.break_off()

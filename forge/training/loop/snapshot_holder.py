@@ -14,10 +14,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from forge import messages
-from forge.errors import RankLost
 from forge.training.loop.pending_snapshot import PendingSnapshot
 from forge.training.parts import Parts
-from forge.training.shutdown import ENDS
 
 _COPIES = 10
 """A boundary is held if its functions take at least as long as this many copies of the state."""
@@ -66,14 +64,12 @@ class SnapshotHolder:
     def hold_together(self, last_s: float, boundary: int) -> None:
         """Hold the state on all ranks or none, if it is worth it on at least one."""
         give = self._exchange.all_gather
-        try:
+        with self._shutdown.giving_up():
             if any(give("an evaluation", lambda: self.is_worth(last_s))):
                 is_held = give("a held boundary", lambda: self._is_held(boundary))
                 if not all(is_held):
                     self._group.let_go()
                     self.held = None
-        except ENDS as error:
-            self._shutdown.give_up(error)
 
     def _is_held(self, boundary: int) -> bool:
         """Hold the state and tell the group, before another rank can request a stop."""
@@ -85,10 +81,8 @@ class SnapshotHolder:
 
     def let_go(self) -> None:
         """The functions have returned on all ranks, or all ranks know of a stop."""
-        try:
+        with self._shutdown.giving_up():
             asked = self._group.let_go()
-        except RankLost as error:
-            self._shutdown.give_up(error)
         if asked is not None and self.held is not None:
             self._shutdown.stop(asked, self.held.commit)
         self.held = None

@@ -15,7 +15,6 @@ from forge.training import misuse
 from forge.training.boundary import Boundary
 from forge.training.loop import step_limit
 from forge.training.parts import Parts
-from forge.training.shutdown import ENDS
 
 NESTED = (
     "run.steps() was called inside a step of another run.steps. For a second source of batches use"
@@ -120,6 +119,7 @@ class Steps:
                 yield from self.step(position, batch)
             except GeneratorExit:
                 loops.break_off()
+                self._boundary.lengths.note_left()
                 self._metrics.begin(loops.step)
                 self._boundary.run_end.leave_loop()
                 loops.leave()
@@ -141,10 +141,8 @@ class Steps:
 
     def go_to(self, position: Position, state: dict[str, Any]) -> None:
         """Go to a saved position in the data; exits if the loader cannot go there."""
-        try:
+        with self._shutdown.giving_up():
             position.load(state)
-        except ENDS as error:
-            self._shutdown.give_up(error)
 
     def step(self, position: Position | None, batch: Any) -> Generator[Any, None, None]:
         """Yield one step; it counts when it ends."""
