@@ -21,9 +21,12 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from forge import messages
-from forge.jobdir.plan import JobPlan
+
+if TYPE_CHECKING:
+    from forge.jobdir.plan import JobPlan
 
 END_TIME = "FORGE_END_TIME"
 """Environment variable of the job's wrapper: Unix time at which the job will be killed."""

@@ -16,13 +16,13 @@ import os
 import signal
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forge import messages
 from forge.checkpoint.save.distributed_save import Exchange
 from forge.compat import of_torch
 from forge.config.schema import NanAction, Policy, SignalAction
-from forge.errors import ConfigError, Exit, RankLost
+from forge.errors import ConfigError, Exit, ForgeError, RankLost
 from forge.group import start
 from forge.group.group import MARGIN, START_S
 from forge.group.watcher import Watcher, Watchers
@@ -36,13 +36,11 @@ from forge.state import ddp_buckets, unregistered_objects
 from forge.state.initial_hyperparameters import InitialHyperparameters
 from forge.state.registry import StateRegistry
 from forge.state.run_state import RunState
+from forge.training import misuse
 from forge.training.boundary import Boundary
 from forge.training.decide import Halt
-from forge.training.loop.epoch_start import EpochStart
-from forge.training.loop.epochs import Epochs
 from forge.training.loop.evaluations import Evaluations
 from forge.training.loop.loop_progress import LoopProgress
-from forge.training.loop.pushed import PushedLoop, Start
 from forge.training.loop.resumable_loader import ResumableLoader
 from forge.training.loop.steps import Steps
 from forge.training.nan.nan_policy import NanPolicy, RateScale
@@ -50,11 +48,15 @@ from forge.training.nan.update import Updater
 from forge.training.optimizer_steps import OptimizerSteps
 from forge.training.parts import Parts
 from forge.training.shutdown import Shutdown
-from forge.training.start import agreement, attempt_io, preflight
+from forge.training.start import attempt_io, preflight
 from forge.training.start.attempt_io import AttemptIO
 from forge.training.start.checkpoint_owner import CheckpointOwner
 from forge.training.train_state import TrainState
 from forge.training.watchers import HeartbeatWatcher, LedgerWatcher, StopWatcher
+
+if TYPE_CHECKING:
+    from forge.training.loop.epochs import Epochs
+    from forge.training.loop.pushed import PushedLoop, Start
 
 _LEAVE_S = 10.0
 """Seconds that ranks wait for each other when they exit."""
@@ -153,7 +155,10 @@ class Attempt:
             with preflight.exits():
                 job, checkpoint_dir = map(Path, exchange.broadcast(entered, self._places))
             with preflight.told_to_parent(job, checkpoint_dir), preflight.exits():
-                agreement.check(exchange, self._policy, self._name, self._config)
+                if self._group.size > 1:
+                    from forge.training.start import agreement
+
+                    agreement.check(exchange, self._policy, self._name, self._config)
                 self._directory = self._open(exchange, job, checkpoint_dir)
         except BaseException:
             self._group.close(0)
@@ -275,7 +280,7 @@ class Attempt:
         self._stops = stops = StopWatcher(handler, limit, directory.saver, self._nan)
         watchers = Watchers([*group.watchers, stops, *self._watchers()])
         self._shutdown = Shutdown(self.loops, directory, handler, limit, watchers)
-        parts = Parts(
+        self._parts = parts = Parts(
             policy=policy,
             group=group,
             exchange=Exchange(group, "boundaries"),
@@ -292,9 +297,8 @@ class Attempt:
         )
         self.boundary = Boundary(parts)
         self._steps = Steps(parts, self.boundary)
-        self._pushed = PushedLoop(parts, self.boundary, self._live.given)
-        epoch_start = EpochStart(self.loops, self._own)
-        self._epochs = Epochs(parts, epoch_start, self.boundary, self._steps)
+        self._epochs: Epochs | None = None
+        self._pushed: PushedLoop | None = None
         if policy.nan.action is NanAction.rollback or self._nan.lr_scale != 1:
             self._scales = [RateScale(self._nan, one) for one in self._live.optimizers]
         self._optimizer_steps.enter_run()
@@ -353,24 +357,37 @@ class Attempt:
     def epochs(self, count: int) -> Iterator[int]:
         """See `Run.epochs`."""
         self._begin_loop()
+        if self._epochs is None:
+            from forge.training.loop.epochs import Epochs
+
+            self._epochs = Epochs(self._parts, self._own, self.boundary, self._steps)
         return self._epochs.begin(count)
 
     def batches(self, loader: Iterable[Any]) -> Iterator[tuple[int, Any]]:
         """See `Run.batches`."""
+        if self._epochs is None:
+            raise ForgeError(misuse.BATCHES_WITHOUT_EPOCH)
         return self._epochs.batches(loader)
 
     def begin(self) -> Start:
         """See `Run.begin`."""
         self._begin_loop()
+        if self._pushed is None:
+            from forge.training.loop.pushed import PushedLoop
+
+            self._pushed = PushedLoop(self._parts, self.boundary, self._live.given)
         return self._pushed.begin()
 
     def pass_boundary(self, step: int, epoch: int, taken: int | None) -> bool:
         """See `Run.boundary`."""
+        misuse.check_boundary(step, self.loops.step, is_open=self._pushed is not None)
+        assert self._pushed is not None
         return self._pushed.boundary(step, epoch, taken)
 
     def end_loop(self, reason: str) -> None:
         """See `Run.end_loop`."""
-        self._pushed.end(reason)
+        if self._pushed is not None:
+            self._pushed.end(reason)
 
     def loader(self, loader: Iterable[Any]) -> ResumableLoader[Any]:
         """See `Run.loader`."""
@@ -442,8 +459,9 @@ class Attempt:
         """The `with` block ended without an error: mark the training as finished."""
         loops, directory = self.loops, self._directory
         self._steps.end()
-        self._epochs.end()
-        self._pushed.end("")
+        if self._epochs is not None:
+            self._epochs.end()
+        self.end_loop("")
         if isinstance(self._nan.wants, Halt):
             self._shutdown.halt(self._nan.wants)
         if missing := loops.missing:

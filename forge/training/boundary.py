@@ -34,7 +34,6 @@ from forge.training.loop.loop_state import EpochPhase
 from forge.training.loop.snapshot_holder import SnapshotHolder
 from forge.training.loop_end import LoopEnd
 from forge.training.parts import Parts
-from forge.training.rollback import Rollback
 from forge.training.run_end import RunEnd
 from forge.training.saver import SaveCause
 from forge.training.shutdown import ENDS
@@ -45,6 +44,7 @@ class Boundary:
     """Stops, saves, rolls back, evaluates or continues, between two steps."""
 
     def __init__(self, parts: Parts) -> None:
+        self._parts = parts
         self._policy = parts.policy
         self._loops = parts.loops
         self._train_state = parts.train_state
@@ -58,7 +58,6 @@ class Boundary:
         self._watchers = parts.watchers
         self._group = parts.group
         self.is_alone = parts.group.size == 1
-        self._rollback = Rollback(parts)
         self._exchange = parts.exchange
         self._visits = 0  # boundaries reached so far
         self._pinned: int | None = None
@@ -234,8 +233,11 @@ class Boundary:
 
     def _roll_back(self, position: Position | None, first_bad: int) -> None:
         """Roll back on all ranks or on none: if it fails on one rank, the job ends."""
+        from forge.training.rollback import Rollback  # few trainings need it
+
+        rollback = Rollback(self._parts)
         try:
-            self._exchange.all_gather("a rollback", lambda: self._rollback.do(position, first_bad))
+            self._exchange.all_gather("a rollback", lambda: rollback.do(position, first_bad))
             self._pinned = None
             self._loops.forget_loaded()
         except ENDS as error:

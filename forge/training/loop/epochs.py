@@ -22,6 +22,7 @@ from forge.data import loaders
 from forge.data.position import Position
 from forge.errors import ForgeError
 from forge.process import sections
+from forge.state.run_state import RunState
 from forge.training import misuse
 from forge.training.boundary import Boundary
 from forge.training.loop import step_limit
@@ -34,9 +35,9 @@ from forge.training.parts import Parts
 class Epochs:
     """The loop over `run.epochs`, and the pass of the current epoch."""
 
-    def __init__(self, parts: Parts, start: EpochStart, boundary: Boundary, steps: Steps) -> None:
+    def __init__(self, parts: Parts, own: RunState, boundary: Boundary, steps: Steps) -> None:
         self._loops = parts.loops
-        self._start = start
+        self._start = EpochStart(parts.loops, own)
         self._boundary = boundary
         self._shutdown = parts.shutdown
         self._stops = parts.stops
