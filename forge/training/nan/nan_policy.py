@@ -99,9 +99,11 @@ class NanPolicy:
         # Ranks exchange whether gradients are good, too: after `no_sync`, a comm hook or a fault
         # of one device, gradients differ between ranks without an error.
         are_fine = finite_on_all_ranks(alarm)
+        is_known_fine = alarm.is_cpu and place()[1] == 1 and are_fine()
         if clip_norm is not None and norm is not None:
-            clip(parameters, clip_norm, norm.nan_to_num(0.0, 0.0, 0.0))
-        if are_fine():
+            # Before the answer of a device or of other ranks: clip meanwhile, unless it is bad.
+            clip(parameters, clip_norm, norm if is_known_fine else norm.nan_to_num(0.0, 0.0, 0.0))
+        if is_known_fine or are_fine():
             return Checked(norm)
         return self._look(value.item(), norm, parameters, names, clip_norm)
 
