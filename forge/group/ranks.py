@@ -346,7 +346,7 @@ class StoreCoordinator:
             return
         with contextlib.suppress(RankLost), self._failing("the end"):
             if not timeout_s or self._lost:
-                self._peers.leave(linger_s=0.0 if self.rank else _LINGER_S)
+                self._peers.leave_alone(linger_s=0.0 if self.rank else _LINGER_S)
             else:
                 self.gather("the end", b"", timeout_s)
                 self._peers.say_goodbye()

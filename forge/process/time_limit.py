@@ -145,11 +145,11 @@ class TimeLimit:
         """Whether there is an end time."""
         return self._end != math.inf
 
-    def leave(self) -> None:
+    def begin_interval(self) -> None:
         """Start the interval again: the code since the last point could be interrupted."""
         self._since = self._clock()
 
-    def arrive(self) -> None:
+    def end_interval(self) -> None:
         """Record a point at which the run can stop."""
         if self._since is not None and self.is_set:
             now = self._clock()

@@ -139,7 +139,7 @@ class Attempt:
     def _check_objects(self) -> InitialHyperparameters:
         """Name objects that cannot be saved now, not at the first save hours later."""
         with preflight.exits():
-            states = self._live.ask()
+            states = self._live.read_states()
             built = InitialHyperparameters(self._live.objects)
         self._live.check_savable(states)
         return built
@@ -153,7 +153,7 @@ class Attempt:
         entered = "this forge.Run (every rank has to enter it)"
         try:
             with preflight.exits():
-                job, checkpoint_dir = map(Path, exchange.broadcast(entered, self._places))
+                job, checkpoint_dir = map(Path, exchange.broadcast(entered, self._directories))
             with preflight.told_to_parent(job, checkpoint_dir), preflight.exits():
                 if self._group.size > 1:
                     from forge.training.start import agreement
@@ -173,13 +173,13 @@ class Attempt:
         )
         return job, checkpoint_dir
 
-    def _places(self) -> list[str]:
+    def _directories(self) -> list[str]:
         """The directories of the job and of its checkpoints, as rank 0 sees them."""
         return [str(one) for one in job_dir.current(self._policy.checkpoint.dir, self._name)]
 
     def _secret_folder(self) -> Path:
         """The folder for the ranks' shared secret, on rank 0, before anything is claimed."""
-        job, checkpoint_dir = map(Path, self._places())
+        job, checkpoint_dir = map(Path, self._directories())
         with preflight.told_to_parent(job, checkpoint_dir), preflight.exits():
             attempt_io.check_directory(self._policy, checkpoint_dir)
         return forge_dir(job)
@@ -259,7 +259,7 @@ class Attempt:
             if self._group.rank == 0:  # the other ranks have already read the file this replaces
                 owner.keep(directory.ledger)
             directory.store.job = owner.id
-            directory.begin(loops.step, self.resumed_from, is_complete=loops.is_complete)
+            directory.record_start(loops.step, self.resumed_from, is_complete=loops.is_complete)
             preflight.keep_threads(directory.job, is_resumed=found is not None)
 
     def _make_ready(self) -> None:
@@ -352,7 +352,7 @@ class Attempt:
     def steps(self, n: float, loader: Iterable[Any] | None) -> Iterator[Any]:
         """See `Run.steps`."""
         self._begin_loop()
-        return self._steps.begin(n, loader)
+        return self._steps.iterate(n, loader)
 
     def epochs(self, count: int) -> Iterator[int]:
         """See `Run.epochs`."""
@@ -361,7 +361,7 @@ class Attempt:
             from forge.training.loop.epochs import Epochs
 
             self._epochs = Epochs(self._parts, self._own, self.boundary, self._steps)
-        return self._epochs.begin(count)
+        return self._epochs.iterate(count)
 
     def batches(self, loader: Iterable[Any]) -> Iterator[tuple[int, Any]]:
         """See `Run.batches`."""
@@ -392,7 +392,7 @@ class Attempt:
     def loader(self, loader: Iterable[Any]) -> ResumableLoader[Any]:
         """See `Run.loader`."""
         with self._shutdown.giving_up():
-            return self.loops.loaders.add(self.loops.open(loader))
+            return self.loops.loaders.add(self.loops.open_loader(loader))
 
     # -- calls between two steps ---------------------------------------------------------------
 
@@ -446,7 +446,7 @@ class Attempt:
                     RankLost(f"{lost}; on this rank, {type(error).__name__}: {first}")
                 )
             elif not isinstance(error, Exit):
-                self._directory.fail(f"{type(error).__name__}: {error}", self.loops.step)
+                self._directory.record_error(f"{type(error).__name__}: {error}", self.loops.step)
         finally:
             is_leaving = self._shutdown.exit is not None
             try:
@@ -458,9 +458,9 @@ class Attempt:
     def _finish(self) -> None:
         """The `with` block ended without an error: mark the training as finished."""
         loops, directory = self.loops, self._directory
-        self._steps.end()
+        self._steps.close()
         if self._epochs is not None:
-            self._epochs.end()
+            self._epochs.close()
         self.end_loop("")
         if isinstance(self._nan.wants, Halt):
             self._shutdown.halt(self._nan.wants)
@@ -470,7 +470,7 @@ class Attempt:
         request = self.boundary.finish_run()
         if request is not None:
             self._shutdown.stop(request, save=None)
-        directory.finish(loops.step, loops.finished_by)
+        directory.record_finish(loops.step, loops.finished_by)
         # A resumed job can have only an evaluation left.
         is_whole = self.resumed_from is None and self._group.rank == 0
         if is_whole and self._optimizer_steps.is_nothing_updated():

@@ -154,12 +154,12 @@ class Boundary:
                 case Stop():
                     self._shutdown.log_wait()
                     self._pin(decision)
-                    self._stop(decision.asked)
+                    self._stop(decision.request)
                 case RollBack():
                     self._roll_back(position, decision.first_bad)
                     has_ended = self._loops.step >= n
                     continue
-                case Finish(asked=FinishRequest(text=text)):
+                case Finish(request=FinishRequest(text=text)):
                     self._finish_loop(text)
             is_end = isinstance(decision, Finish)
             if self._loops.due is None or (is_end and not has_ended):
@@ -247,7 +247,7 @@ class Boundary:
 
     def finish(self, text: str) -> None:
         """See `Run.finish`."""
-        self._end.ask(text, is_in_function=self._evaluations.is_entered)
+        self._end.request(text, is_in_function=self._evaluations.is_entered)
 
     def _finish_loop(self, text: str) -> None:
         """End the loop for good, as `break` does, and record why; a later start finds it ended."""
@@ -278,7 +278,7 @@ class Boundary:
                 snapshots.stop_by(error, self._handler.explains)
                 raise
             if snapshots.held is None:
-                self._stops.limit.arrive()  # a stop had to wait for the functions
+                self._stops.limit.end_interval()  # a stop had to wait for the functions
             self._end.share(self._group.held_stop)
             snapshots.let_go()
             self._loops.due = []
@@ -342,8 +342,8 @@ class Boundary:
             match self._decide(math.inf):
                 case Halt() as halt:
                     self._shutdown.halt(halt)
-                case Stop(asked=asked) | Finish(stop=StopRequest() as asked):
-                    self._stop(asked)
+                case Stop(request=request) | Finish(stop=StopRequest() as request):
+                    self._stop(request)
             self._evaluate(loops.due)
         self._begin_evaluation()
         if self.is_alone and may_stop and self._snapshots.is_worth(self._after_s):
@@ -367,7 +367,7 @@ class Boundary:
         self._after_s, self._after_began = time.monotonic() - self._after_began, None
         with self._after:
             if self._snapshots.held is not None:
-                self._stops.limit.leave()
+                self._stops.limit.begin_interval()
             self.forget_held()
             self._shutdown.raise_again()
             if not is_left:
@@ -406,8 +406,8 @@ class Boundary:
         elif self._loops.is_between:
             self._save_now()
             self._saver.wait()
-        place = self._directory.checkpoint_dir
-        messages.say(f"Checkpoints in {place}: {self._directory.in_place()}")
+        directory = self._directory.checkpoint_dir
+        messages.say(f"Checkpoints in {directory}: {self._directory.in_place()}")
 
     def check_stop(self) -> None:
         """See `Run.check_stop`."""

@@ -101,7 +101,7 @@ class Saver(Watcher):
         is_waited_for = thread is not None and thread.is_alive()
         return self.costs.longest * (1 + is_waited_for)
 
-    def begin(self, step: int | None) -> None:
+    def count_from(self, step: int | None) -> None:
         """Count intervals from `step`, which is saved; None: there is no checkpoint yet."""
         self._evaluated = None
         self.considered = self._last_step = step
@@ -144,7 +144,7 @@ class Saver(Watcher):
         self._first_by = math.inf
         self.wait()
         is_newer = self._evaluated == step
-        self.begin(step)
+        self.count_from(step)
         began = time.monotonic()
         snapshot = self._snapshot(step, state, is_complete=False, copy=self._config.async_save)
         snapshot.replaces = is_newer
@@ -203,7 +203,7 @@ class Saver(Watcher):
             CheckpointError: If all tries failed.
         """
         self.settle()
-        self.begin(step)
+        self.count_from(step)
         began = time.monotonic()
         is_final = cause is SaveCause.finished
         snapshot = self._snapshot(step, state, is_complete=is_final, copy=False)
@@ -225,7 +225,7 @@ class Saver(Watcher):
             CheckpointError: If it cannot be written.
         """
         self.settle()
-        self.begin(snapshot.step)
+        self.count_from(snapshot.step)
         self._commit_final(snapshot, cause, time.monotonic())
 
     @sections.in_section(Phase.save, "final")

@@ -41,7 +41,7 @@ class StopWatcher(Watcher):
 
     def on_boundary(self, step: int) -> None:
         """Measure the time since the last boundary."""
-        self.limit.arrive()
+        self.limit.end_interval()
 
     def request(self, step: int) -> Request | None:
         """A stop or a save, after a signal."""
@@ -59,7 +59,7 @@ class StopWatcher(Watcher):
 
     def on_step(self, step: int) -> None:
         """From now on a stop has to wait."""
-        self.limit.leave()
+        self.limit.begin_interval()
 
 
 class LedgerWatcher(Watcher):

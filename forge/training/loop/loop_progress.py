@@ -88,7 +88,7 @@ class LoopProgress:
 
     # -- the loops -----------------------------------------------------------------------------
 
-    def open(self, loader: Iterable[Any], epoch: int = 0) -> Position:
+    def open_loader(self, loader: Iterable[Any], epoch: int = 0) -> Position:
         """Start reading a loader; log once what a resume cannot repeat exactly."""
         position = Position(loader, epoch)
         for before in self.positions:

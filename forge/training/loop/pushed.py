@@ -69,7 +69,7 @@ class PushedLoop:
             self._boundary.pass_over()
             return start
         for one in self._loaders.values():
-            loops.open(one.loader)
+            loops.open_loader(one.loader)
         loops.fixed.begin_loop()
         loops.begin_loop(math.inf)
         self._boundary.begin_loop()

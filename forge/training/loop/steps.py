@@ -55,7 +55,7 @@ class Steps:
         self._repeated: tuple[Any, float, int] = (None, 0, 0)
         """The last loop's loader and `n`, and the number of loops in a row over that loader."""
 
-    def begin(self, n: float, loader: Iterable[Any] | None) -> Iterator[Any]:
+    def iterate(self, n: float, loader: Iterable[Any] | None) -> Iterator[Any]:
         """See `Run.steps`."""
         if self._loops.epochs is not None:
             raise ForgeError(misuse.STEPS_AND_EPOCHS)
@@ -65,7 +65,7 @@ class Steps:
         self._last = weakref.ref(loop)
         return loop
 
-    def end(self) -> None:
+    def close(self) -> None:
         """End the loop after a break, if the script still references its iterator."""
         close(self._last)
 
@@ -98,7 +98,7 @@ class Steps:
             self._boundary.pass_over(n)
             return
         loops.fixed.begin_loop()
-        position = loops.open(loader) if loader is not None else None
+        position = loops.open_loader(loader) if loader is not None else None
         loops.positions[-1] = position
         loops.begin_loop(n)
         if position is not None and saved is not None:

@@ -109,7 +109,7 @@ class AttemptIO:
 
         If there is none, the objects are loaded from `checkpoint.init_from`.
         """
-        found = self.store.newest(place=_places(live))
+        found = self.store.newest(place=_targets(live))
         for reason in self.store.passed_over:
             messages.warn(f"Skipped {reason}")
         if found is not None:
@@ -144,11 +144,11 @@ class AttemptIO:
 
     def begun_with(self, live: StateRegistry) -> Checkpoint:
         """Read again the checkpoint that `newest` returned."""
-        found = self.store.read(self._newest, _places(live))
+        found = self.store.read(self._newest, _targets(live))
         resizing.adapt(found, self._ranks)
         return found
 
-    def begin(self, step: int, resumed_from: str | None, *, is_complete: bool) -> None:
+    def record_start(self, step: int, resumed_from: str | None, *, is_complete: bool) -> None:
         """Record and log the start of this attempt."""
         self.ledger.write(
             "start",
@@ -162,7 +162,7 @@ class AttemptIO:
             stop_s=self._stop_s,
         )
         self.ledger.progress(step)
-        self.saver.begin(step if resumed_from else None)
+        self.saver.count_from(step if resumed_from else None)
         if resumed_from:
             self.saver.tidy()  # a stop leaves old checkpoints for the next attempt to remove
         self.metrics.on_step(step)
@@ -174,8 +174,8 @@ class AttemptIO:
                 f"{self._training} already finished at step {step}: nothing is left to train"
             )
             return
-        place = messages.escape(str(self.checkpoint_dir))
-        messages.say(f"{self._training} {begins}; checkpoints in {place}")
+        directory = messages.escape(str(self.checkpoint_dir))
+        messages.say(f"{self._training} {begins}; checkpoints in {directory}")
         if is_complete:
             messages.warn(
                 f"This job already finished at step {step}. It trains further only if the loop's"
@@ -189,9 +189,9 @@ class AttemptIO:
 
         Preferably a checkpoint that an uninterrupted run has too: not one saved by a stop.
         """
-        every, place = self._every, _places(live)
+        every, targets = self._every, _targets(live)
         newest = self.store.newest
-        found = newest(at_most, every, place) or newest(at_most, place=place)
+        found = newest(at_most, every, targets) or newest(at_most, place=targets)
         for reason in self.store.passed_over:
             messages.warn(f"Skipped {reason}")
         if found is not None:
@@ -216,7 +216,7 @@ class AttemptIO:
             )
         return f"{self.checkpoint_dir} cannot be read"
 
-    def end(
+    def record_end(
         self, kind: str, reason: Reason, text: str, step: int, code: int, level: int, **details: Any
     ) -> None:
         """Record and log the reason of this attempt's end."""
@@ -229,7 +229,7 @@ class AttemptIO:
         if self._is_first or level >= logging.ERROR:
             messages.say(text, level)
 
-    def finish(self, step: int, because: str = "") -> None:
+    def record_finish(self, step: int, because: str = "") -> None:
         """Record and log that training is finished; `because` is the argument of `run.finish`."""
         self.ledger.write("finish", step=step, text=because)
         text = f"finished: {because}" if because else "finished"
@@ -238,7 +238,7 @@ class AttemptIO:
             return
         messages.say(f"{self._training} finished at step {step}{because and f': {because}'}")
 
-    def fail(self, error: str, step: int) -> None:
+    def record_error(self, error: str, step: int) -> None:
         """Record and log that the user's code raised an exception."""
         with contextlib.suppress(RuntimeError):  # values on a failed device cannot be read
             self.metrics.flush()
@@ -265,8 +265,8 @@ class AttemptIO:
         return f" {why} same command starts at step 0."
 
     def _judge(self, reason: Reason, text: str, step: int, code: int) -> None:
-        place = str(self.checkpoint_dir)
-        verdict.write(self.job, Verdict(reason, text, int(code), step, place))
+        checkpoints = str(self.checkpoint_dir)
+        verdict.write(self.job, Verdict(reason, text, int(code), step, checkpoints))
 
     def release(self) -> None:
         """Wait for the save in progress, and release everything."""
@@ -286,11 +286,11 @@ def check_directory(policy: Policy, checkpoint_dir: Path) -> None:
         raise ConfigError([f"{key} ({checkpoint_dir}): {problem}"])
 
 
-def _places(live: StateRegistry) -> Place:
+def _targets(live: StateRegistry) -> Place:
     """The target of a checkpoint's tensors; refuses a checkpoint that cannot be loaded."""
 
-    def place(state: dict[str, Any]) -> Offers:
+    def targets(state: dict[str, Any]) -> Offers:
         run_values.check(state)
         return live.in_place_targets(state["live"])
 
-    return place
+    return targets
