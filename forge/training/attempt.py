@@ -278,7 +278,7 @@ class Attempt:
         handler.pass_over = lambda number: number == announcement and limit.is_too_soon(due_s)
         directory.saver.expect(self._live_bytes, float(os.environ.get(SAVE_WITHIN) or math.inf))
         self._stops = stops = StopWatcher(handler, limit, directory.saver, self._nan)
-        watchers = Watchers([*group.watchers, stops, *self._watchers()])
+        watchers = Watchers([stops, *self._watchers()])
         self._shutdown = Shutdown(self.loops, directory, handler, limit, watchers)
         self._parts = parts = Parts(
             policy=policy,
@@ -296,6 +296,8 @@ class Attempt:
             watchers=watchers,
         )
         self.boundary = Boundary(parts)
+        self.log, self.save = directory.metrics.log, self.boundary.save
+        self.finish = self.boundary.finish
         self._steps = Steps(parts, self.boundary)
         self._epochs: Epochs | None = None
         self._pushed: PushedLoop | None = None
@@ -401,18 +403,6 @@ class Attempt:
         """See `Run.is_stopping`."""
         return self._stops.is_stopping
 
-    def log(self, values: dict[str, Any]) -> None:
-        """See `Run.log`."""
-        self._directory.metrics.log(values)
-
-    def save(self, *, pin: bool) -> None:
-        """See `Run.save`."""
-        self.boundary.request_save(pin=pin)
-
-    def finish(self, reason: str) -> None:
-        """See `Run.finish`."""
-        self.boundary.finish(reason)
-
     def check_stop(self) -> None:
         """See `Run.check_stop`."""
         if self._evaluations.may_poll(self._pid):
@@ -429,7 +419,10 @@ class Attempt:
         """Leave the `with` block, with or without an error."""
         if os.getpid() != self._pid:
             return  # a child that was forked inside the block
-        self.loops.is_between = False
+        with self.loops.not_between():
+            self._close(error)
+
+    def _close(self, error: BaseException | None) -> None:
         if error is not None:
             self.boundary.forget_held()  # the error can be from the middle of the pass
         lost = self._group.lost(_LOST_S) if isinstance(error, RuntimeError) else ""

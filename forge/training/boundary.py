@@ -380,7 +380,7 @@ class Boundary:
 
     # -- called by the script ------------------------------------------------------------------
 
-    def request_save(self, *, pin: bool) -> None:
+    def save(self, *, pin: bool) -> None:
         """See `Run.save`."""
         loops, step = self._loops, self._loops.next_boundary
         if pin and (self.is_alone or loops.is_between):
@@ -393,11 +393,9 @@ class Boundary:
             self._save_now()
 
     def _save_now(self) -> None:
-        is_between_loops, self._loops.is_between = self._loops.is_between, False
-        with preflight.exits():
+        with self._loops.not_between(), preflight.exits():
             self._directory.metrics.flush()
             self._run_end.save_now()
-        self._loops.is_between = is_between_loops
 
     def checkpoint(self) -> None:
         """Save if possible where the main thread was interrupted, and log the last checkpoint."""

@@ -202,8 +202,7 @@ class Epochs:
             position.load_finished(before)  # not if each epoch makes its own loader
             position.name_changes(before)
         self._older = []
-        loops.positions[-1] = position
-        self._epoch.phase = EpochPhase.within
+        loops.begin_pass(position)
         self._boundary.begin_pass()
 
     def _end_pass(self, *, is_left: bool = False) -> None:

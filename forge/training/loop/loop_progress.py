@@ -6,8 +6,9 @@ that a resumed loop needs when it begins.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -135,6 +136,25 @@ class LoopProgress:
             self.finished_by = ""
         self.is_complete = self.is_between = False
 
+    def begin_pass(self, position: Position) -> None:
+        """Begin the pass of an epoch."""
+        assert self.epochs is not None
+        self.positions[-1], self.epochs.phase = position, EpochPhase.within
+
+    def begin_step(self) -> None:
+        """A step begins."""
+        self.is_in_step = True
+
+    def end_step(self, step: int | None) -> None:
+        """A step has ended.
+
+        Args:
+            step: Steps done now; None: the step does not count.
+        """
+        self.is_in_step = False
+        if step is not None:
+            self.step, self.due = step, None
+
     def is_over(self, n: float) -> bool:
         """Whether the current loop has no steps left to do."""
         return self.step >= n or self.number in self._broken_off
@@ -168,9 +188,15 @@ class LoopProgress:
         self.is_between = True
         sections.current().rest()
 
+    @contextlib.contextmanager
+    def not_between(self) -> Iterator[None]:
+        """In the block, forge itself runs, and no interruption can save the state between loops."""
+        was_between, self.is_between = self.is_between, False
+        yield
+        self.is_between = was_between
+
     def close(self) -> None:
         """Close the iterators of the loaders."""
-        self.is_between = False
         self.loaders.close()
         for position in self.positions:
             if isinstance(position, Position):

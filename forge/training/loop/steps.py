@@ -136,15 +136,13 @@ class Steps:
                 self._shutdown.give_up(error)
         for tell in self._watchers.on_batch:
             tell(batch)
-        loops.is_in_step, has_counted = True, True
+        loops.begin_step()
+        has_counted = True
         try:
             yield (loops.step, batch) if position is not None else loops.step
         except GeneratorExit:  # break: the step counts if it changed anything
             has_counted = self._updater.has_updated
             raise
         finally:
-            loops.is_in_step = False
             self._updater.settle()
-            if has_counted:
-                loops.step += 1
-                loops.due = None
+            loops.end_step(loops.step + 1 if has_counted else None)

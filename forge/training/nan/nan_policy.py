@@ -200,7 +200,7 @@ class NanPolicy:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the counters from a checkpoint."""
-        self._bad_steps.state = NaNState(**state["detector"])
+        self._bad_steps.restore(NaNState(**state["detector"]))
         self.rollbacks = state["rollbacks"]
         self.lr_scale = state["lr_scale"]
         self._judged = None
