@@ -276,9 +276,10 @@ class StoreCoordinator:
     # -- values ----------------------------------------------------------------------------------
 
     def publish(self, key: str, value: bytes) -> None:
-        """See `Coordinator.publish`."""
-        with self._failing(key):
-            self._give(key, value)
+        """See `Coordinator.publish`; an iterator that outlives the Run publishes nothing."""
+        if not self._is_closed:
+            with self._failing(key):
+                self._give(key, value)
 
     def gather(
         self, key: str, value: bytes, timeout_s: float, unless: Callable[[], object] | None = None

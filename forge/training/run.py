@@ -427,6 +427,8 @@ class Run:
             loss: The loss on which `backward` was called.
         Returns:
             Whether to step.
+        Raises:
+            ForgeError: Outside `with forge.Run(...) as run:`.
         """
         misuse.check_loss("should_step", loss)
         return self._entered("should_step").updater.should_step(loss)
