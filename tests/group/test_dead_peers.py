@@ -78,7 +78,7 @@ def test_the_others_hear_who_is_gone_before_rank_0_acts():
 
     def rank_0_acts(number):
         if number == 2:
-            until(lambda: heard == [2], "news on rank 1")
+            until(lambda: 2 in heard, "news on rank 1")
 
     secret = Secret("a", b"key").code_of
     first = LivenessMonitor(3, secret, rank_0_acts)
