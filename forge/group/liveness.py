@@ -174,7 +174,7 @@ class LivenessMonitor:
         """Tell the others that all ranks leave: closed connections are normal from now on."""
         self._tell(_GOODBYE)
 
-    def leave(self, linger_s: float) -> None:
+    def leave_alone(self, linger_s: float) -> None:
         """Leave alone; the other ranks see this rank as gone.
 
         Args:

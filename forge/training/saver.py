@@ -16,6 +16,8 @@ from forge.checkpoint.format.manifest import Origin
 from forge.checkpoint.save.snapshot import Snapshot
 from forge.config.schema import CheckpointConfig, OnPendingSave
 from forge.errors import CheckpointError, Exit, unwritable
+from forge.group.facts import SaveRequest
+from forge.group.watcher import Watcher
 from forge.jobdir.ledger import Ledger
 from forge.process import sections
 from forge.process.progress import Phase
@@ -50,7 +52,7 @@ class SaveCause(Enum):
     """The code after the last loop has changed the state."""
 
 
-class Saver:
+class Saver(Watcher):
     """Saves in this thread or, with `checkpoint.async_save`, in the background."""
 
     def __init__(
@@ -100,7 +102,7 @@ class Saver:
         is_waited_for = thread is not None and thread.is_alive()
         return self.costs.longest * (1 + is_waited_for)
 
-    def begin(self, step: int | None) -> None:
+    def count_from(self, step: int | None) -> None:
         """Count intervals from `step`, which is saved; None: there is no checkpoint yet."""
         self._evaluated = None
         self.considered = self._last_step = step
@@ -111,6 +113,17 @@ class Saver:
         self._evaluated = step
         if self.considered == step:
             self.considered = step - 1
+
+    def request(self, step: int) -> SaveRequest | None:
+        """A save that is due by time.
+
+        Raises:
+            CheckpointError: If a save in the background has failed for good.
+        """
+        self.check()
+        if not self.is_overdue(step):
+            return None
+        return SaveRequest(step, is_periodic=True, rollbacks=self._nan.rollbacks)
 
     def is_overdue(self, step: int) -> bool:
         """Whether a save is due by time when `step` steps are done."""
@@ -132,7 +145,7 @@ class Saver:
         self._first_by = math.inf
         self.wait()
         is_newer = self._evaluated == step
-        self.begin(step)
+        self.count_from(step)
         began = time.monotonic()
         copy = self._config.async_save
         snapshot = self._snapshot(step, state, copy=copy, replaces=is_newer)
@@ -187,7 +200,7 @@ class Saver:
             CheckpointError: If all tries failed.
         """
         self.settle()
-        self.begin(step)
+        self.count_from(step)
         began = time.monotonic()
         is_final, replaces = cause is SaveCause.finished, cause is not SaveCause.stop
         snapshot = self._snapshot(step, state, copy=False, is_final=is_final, replaces=replaces)
@@ -208,7 +221,7 @@ class Saver:
             CheckpointError: If it cannot be written.
         """
         self.settle()
-        self.begin(snapshot.step)
+        self.count_from(snapshot.step)
         self._commit_final(snapshot, cause, time.monotonic())
 
     @sections.in_section(Phase.save, "final")

@@ -189,7 +189,7 @@ def test_checking_a_policy_needs_no_torch(tmp_path):
 
 
 def test_a_run_of_one_process_loads_what_it_needs(tmp_path):
-    """Slurm's commands, several ranks, a rehearsal and `init_from` cost nothing elsewhere."""
+    """Code for other kinds of jobs and loops, for GPUs and for rollbacks costs nothing here."""
     code = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
         "import forge\n"
@@ -201,7 +201,16 @@ def test_a_run_of_one_process_loads_what_it_needs(tmp_path):
     assert "forge.training.boundary" in loaded
     others = ("forge.slurm.", "forge.job.", "forge.group.ranks", "forge.rehearse.")
     assert [name for name in loaded if name.startswith(others)] == []
-    for name in ("training.start.init_from", "training.loop.fault_injection"):
+    training = "start.init_from", "start.agreement", "rollback"
+    loops = "fault_injection", "epochs", "pushed", "plain"
+    health = "peers", "nvml", "gpu_driver", "product", "command"
+    for name in (
+        *(f"training.{one}" for one in training),
+        *(f"training.loop.{one}" for one in loops),
+        *(f"health.{one}" for one in health),
+        "checkpoint.load.inspection",
+        "jobdir.plan",
+    ):
         assert f"forge.{name}" not in loaded
 
 

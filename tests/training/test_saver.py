@@ -62,7 +62,7 @@ def test_saves_by_time_count_from_the_last_one(make_saver, monkeypatch):
     now = [100.0]
     monkeypatch.setattr("forge.training.saver.time.monotonic", lambda: now[0])
     saver, _ = make_saver(every_steps=None, every_s=60.0)
-    saver.begin(3)
+    saver.count_from(3)
     assert not saver.is_overdue(4)
     now[0] += 60
     assert saver.is_overdue(4)

@@ -83,7 +83,7 @@ def state_of(name: str, directory: Path, verify: Verify) -> Any:
     Raises:
         CheckpointError: If no checkpoint is usable, or it has no object of this name.
     """
-    rank, size = collectives.place()
+    rank, size = collectives.rank_and_size()
     read = functools.partial(_read, verify=verify, rank=rank, size=size)
     try:
         if not _has_steps(directory):

@@ -110,7 +110,7 @@ class AttemptIO:
 
         If there is none, the objects are loaded from `checkpoint.init_from`.
         """
-        found = self.store.newest(offer=_offer(live))
+        found = self.store.newest(offer=_targets(live))
         for reason in self.store.passed_over:
             messages.warn(f"Skipped {reason}")
         if found is not None:
@@ -145,14 +145,16 @@ class AttemptIO:
 
     def begun_with(self, live: StateRegistry) -> Checkpoint:
         """Read again the checkpoint that `newest` returned."""
-        found = self.store.read(self._newest, _offer(live))
+        found = self.store.read(self._newest, _targets(live))
         resizing.adapt(found, self._ranks)
         return found
 
     def _origin(self) -> Origin:
         return Origin(self.ledger.attempt, self._job_id, self.metrics.latest())
 
-    def begin(self, step: int, resumed_from: str | None, job_id: str, *, is_complete: bool) -> None:
+    def record_start(
+        self, step: int, resumed_from: str | None, job_id: str, *, is_complete: bool
+    ) -> None:
         """Record and log the start of this attempt."""
         self._job_id = job_id
         self.ledger.write(
@@ -167,10 +169,10 @@ class AttemptIO:
             stop_s=self._stop_s,
         )
         self.ledger.progress(step)
-        self.saver.begin(step if resumed_from else None)
+        self.saver.count_from(step if resumed_from else None)
         if resumed_from:
             self.saver.tidy()  # a stop leaves old checkpoints for the next attempt to remove
-        self.metrics.begin(step)
+        self.metrics.on_step(step)
         if not self._is_first:
             return
         begins = f"resumes at step {step}" if resumed_from else "starts at step 0"
@@ -179,8 +181,8 @@ class AttemptIO:
                 f"{self._training} already finished at step {step}: nothing is left to train"
             )
             return
-        place = messages.escape(str(self.checkpoint_dir))
-        messages.say(f"{self._training} {begins}; checkpoints in {place}")
+        directory = messages.escape(str(self.checkpoint_dir))
+        messages.say(f"{self._training} {begins}; checkpoints in {directory}")
         if is_complete:
             messages.warn(
                 f"This job already finished at step {step}. It trains further only if the loop's"
@@ -194,9 +196,9 @@ class AttemptIO:
 
         Preferably a checkpoint that an uninterrupted run has too: not one saved by a stop.
         """
-        every, offer = self._every, _offer(live)
+        every, targets = self._every, _targets(live)
         newest = self.store.newest
-        found = newest(at_most, every, offer) or newest(at_most, offer=offer)
+        found = newest(at_most, every, targets) or newest(at_most, offer=targets)
         for reason in self.store.passed_over:
             messages.warn(f"Skipped {reason}")
         if found is not None:
@@ -221,7 +223,7 @@ class AttemptIO:
             )
         return f"{self.checkpoint_dir} cannot be read"
 
-    def end(
+    def record_end(
         self, kind: str, reason: Reason, text: str, step: int, code: int, level: int, **details: Any
     ) -> None:
         """Record and log the reason of this attempt's end."""
@@ -234,7 +236,7 @@ class AttemptIO:
         if self._is_first or level >= logging.ERROR:
             messages.say(text, level)
 
-    def finish(self, step: int, because: str = "") -> None:
+    def record_finish(self, step: int, because: str = "") -> None:
         """Record and log that training is finished; `because` is the argument of `run.finish`."""
         self.ledger.write("finish", step=step, text=because)
         text = f"finished: {because}" if because else "finished"
@@ -243,7 +245,7 @@ class AttemptIO:
             return
         messages.say(f"{self._training} finished at step {step}{because and f': {because}'}")
 
-    def fail(self, error: str, step: int) -> None:
+    def record_error(self, error: str, step: int) -> None:
         """Record and log that the user's code raised an exception."""
         with contextlib.suppress(RuntimeError):  # values on a failed device cannot be read
             self.metrics.flush()
@@ -270,8 +272,8 @@ class AttemptIO:
         return f" {why} same command starts at step 0."
 
     def _judge(self, reason: Reason, text: str, step: int, code: int) -> None:
-        place = str(self.checkpoint_dir)
-        verdict.write(self.job, Verdict(reason, text, int(code), step, place))
+        checkpoints = str(self.checkpoint_dir)
+        verdict.write(self.job, Verdict(reason, text, int(code), step, checkpoints))
 
     def release(self) -> None:
         """Wait for the save in progress, and release everything."""
@@ -291,11 +293,11 @@ def check_directory(policy: Policy, checkpoint_dir: Path) -> None:
         raise ConfigError([f"{key} ({checkpoint_dir}): {problem}"])
 
 
-def _offer(live: StateRegistry) -> Offer:
+def _targets(live: StateRegistry) -> Offer:
     """The target of a checkpoint's tensors; refuses a checkpoint that cannot be loaded."""
 
-    def offer(state: dict[str, Any]) -> Offers:
+    def targets(state: dict[str, Any]) -> Offers:
         run_values.check(state)
         return live.in_place_targets(state["live"])
 
-    return offer
+    return targets
