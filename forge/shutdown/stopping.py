@@ -71,6 +71,8 @@ class _State:
         self.job: Path | None = None
         """The directory of the job, if its main can train in child processes; otherwise None."""
         self.requeuer: Requeuer | None = None
+        self.has_own_requeuer = False
+        """Whether the requeuer is that of `use_requeuer`."""
         self.last_code: int | None = None
         """The exit code from the last act; None before it."""
         self.acting = threading.Lock()
@@ -140,6 +142,7 @@ def is_stopping() -> bool:
 def uninstall() -> None:
     """Restore the handlers from before forge, and forget a stop in progress."""
     _state.is_leaving, _state.requeuer, _state.last_code = False, None, None
+    _state.has_own_requeuer = False
     if _state.handler is not None:
         _state.handler.unregister()
         _state.handler = None
@@ -166,8 +169,15 @@ def offer_requeuer(find: Callable[[Policy, Path], Requeuer | None]) -> None:
     _find_requeuer[:] = [find]
 
 
+def use_requeuer(requeuer: Requeuer) -> None:
+    """Let `requeuer` act last in this process, in place of those that a Run would find."""
+    _state.requeuer, _state.has_own_requeuer = requeuer, True
+
+
 def requeuer(policy: Policy, job: Path) -> Requeuer | None:
     """The `Requeuer` of this process's job, which a stop calls last; None if there is none."""
+    if _state.has_own_requeuer:
+        return _state.requeuer
     _state.requeuer = _find_requeuer[0](policy, job) if _find_requeuer else None
     return _state.requeuer
 
