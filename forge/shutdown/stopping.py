@@ -27,6 +27,7 @@ from forge.jobdir import ledger, verdict
 from forge.jobdir.job_files import TOKEN
 from forge.process import processes
 from forge.process.announcement import Announcement
+from forge.process.processes import block_signals as block_signals
 from forge.shutdown import interpreter_exit
 from forge.shutdown.signal_handler import ShutdownHandler
 
@@ -353,20 +354,3 @@ def _at_exit() -> None:
         for number in _state.handler.actions:
             signal.signal(number, signal.SIG_IGN)
         interpreter_exit.fast_exit()
-
-
-@contextmanager
-def block_signals() -> Iterator[None]:
-    """Processes that are started inside this block do not receive TERM, INT, HUP, USR1 and USR2.
-
-    Slurm signals every process of a step. Start helper programs that must survive such a signal
-    (`subprocess`, multiprocessing with `spawn`, a logger's service) inside this block; forge ends
-    them when the job stops. Children of `os.fork` and of multiprocessing with `fork` do not need
-    it, since forge handles their signals.
-    """
-    stopping = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, stopping)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

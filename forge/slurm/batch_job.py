@@ -23,7 +23,7 @@ from pathlib import Path
 
 from forge import messages
 from forge.config.schema import Policy
-from forge.errors import ExitCode, Reason, SlurmError, SlurmRefused
+from forge.errors import ExitCode, NoAnswer, NotRequeueable, Reason, SlurmError, SlurmRefused
 from forge.job.ending import Ending
 from forge.job.job import Job, Trainings
 from forge.job.last_act import LastAct
@@ -33,11 +33,11 @@ from forge.jobdir.job_state import JobState, State
 from forge.jobdir.plan import RequeueLimits
 from forge.process import world
 from forge.process.time_limit import SLURM_END_TIME
-from forge.shutdown import stopping
 from forge.slurm import client
 from forge.slurm.job_info import FINAL, IMPOSED, JobInfo, Why
-from forge.slurm.own_job import ASK_S, OwnJob
 
+ASK_S = 20.0
+"""Timeout for one question to Slurm's controller, with retries while the controller is busy."""
 _START_S = 5.0
 """Timeout for questions to Slurm at the start: a job also trains without the answers."""
 _SPARE_S = 10.0
@@ -74,11 +74,12 @@ class BatchJob(LastAct):
     is_queue = True
 
     def __init__(self, directory: Path, work: Work) -> None:
-        self._work, self._own = work, OwnJob(os.environ)
+        self._work, self._name = work, client.own_job(os.environ)
+        self._restarts = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
         state = JobState(
             state=State.queued,
-            job=self._own.name,
-            start=str(self._own.restarts),
+            job=self._name,
+            start=str(self._restarts),
             nodes=os.environ.get("SLURM_JOB_NODELIST", ""),
             has_steps=not work.is_command,
             argv=sys.argv[1:],  # for `same_dir`
@@ -107,17 +108,17 @@ class BatchJob(LastAct):
     @property
     def command(self) -> str:
         """The shell command that starts the job again by hand."""
-        info = self._info
+        info, requeue = self._info, f"scontrol requeue {self._name}"
         if info is None or not info.script:
-            return self._own.command
+            return requeue
         script = shlex.quote(info.script) if os.path.exists(info.script) else info.script
         again = f"cd {shlex.quote(info.work_dir)} && sbatch {script}"
         if not info.is_requeueable:
             return again
-        return f"{self._own.command}\nor, once Slurm has forgotten the job:\n  {again}"
+        return f"{requeue}\nor, once Slurm has forgotten the job:\n  {again}"
 
     def _learn(self, within_s: float = ASK_S) -> JobInfo:
-        self._info = self._own.show(within_s)
+        self._info = client.show(self._name, within_s)
         return self._info
 
     # -- the last act ----------------------------------------------------------------------------
@@ -134,7 +135,7 @@ class BatchJob(LastAct):
 
     def _ask(self, ending: Ending) -> Ending:
         info = self._learn()
-        why = self._why = self._own.why(info)
+        why = self._why = client.why(info, self._restarts, ASK_S)
         left_s = info.ends_in_s()
         self._is_limit_near = left_s is not None and left_s <= self._work.warning_s + _EARLY_S
         if why is Why.cancelled:
@@ -175,25 +176,29 @@ class BatchJob(LastAct):
 
     def put_back(self, pause_s: float) -> None:
         """Requeue the job. Raises SlurmError if Slurm refuses."""
-        self._own.requeue()
+        try:
+            client.requeue(self._name, ASK_S)
+        except (NoAnswer, NotRequeueable):  # Slurm ends this step meanwhile
+            if client.why(self._learn(), self._restarts, ASK_S) is not Why.requeued:
+                raise
         if pause_s:
-            with contextlib.suppress(SlurmError), stopping.block_signals():
-                client.delay(self._own.name, pause_s, ASK_S)
+            with contextlib.suppress(SlurmError):
+                client.delay(self._name, pause_s, ASK_S)
 
     def _wait_for_steps(self, reason: Reason) -> bool:
         """Wait until no other step runs, or time runs out. Returns whether it had to wait."""
-        own = f"{self._own.name}.{os.environ.get('SLURM_STEP_ID', '')}"
+        own = f"{self._name}.{os.environ.get('SLURM_STEP_ID', '')}"
         until = time.monotonic() + self._left_s(reason)
         has_waited = False
         while time.monotonic() < until:
-            with contextlib.suppress(SlurmRefused), stopping.block_signals():
-                steps = client.steps(self._own.name, ASK_S)
+            with contextlib.suppress(SlurmRefused):
+                steps = client.steps(self._name, ASK_S)
                 others = [one for one in steps if one != own and one.rpartition(".")[2].isdecimal()]
                 if not others:
                     break
                 if not has_waited:
                     what = f"Slurm step{'s' * (len(others) > 1)} {', '.join(others)}"
-                    messages.say(f"Job {self._own.name} will be requeued when {what} has ended")
+                    messages.say(f"Job {self._name} will be requeued when {what} has ended")
             has_waited = True
             time.sleep(_LOOK_S)
         return has_waited

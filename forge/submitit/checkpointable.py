@@ -42,7 +42,7 @@ from forge.jobdir.job_files import RANK, RANKS, forge_dir
 from forge.jobdir.job_state import JobState, State
 from forge.process import processes
 from forge.shutdown import stopping
-from forge.slurm.own_job import ASK_S
+from forge.slurm.batch_job import ASK_S
 from forge.submitit import backends
 from forge.submitit.backends import SubmittedTask
 
