@@ -165,7 +165,8 @@ class Job:
     def record_end(self, ending: Ending) -> None:
         """Add the end of an attempt, or of its recovery command, to the ledger."""
         said = {"reason": ending.reason.name, "state": ending.ended_as, "text": ending.text}
-        self.record("end", attempt=self.attempt, code=ending.code, rank=ending.rank, **said)
+        where = {"rank": ending.rank, "node": ending.node or self.state.host}
+        self.record("end", attempt=self.attempt, code=ending.code, **where, **said)
 
     def end_attempt(self) -> None:
         """Note how long the attempt took."""

@@ -24,6 +24,8 @@ class RankEnd:
     time: float
     """Unix time; infinite if it is not known."""
     ending: Ending
+    node: str = ""
+    """Slurm's name of the rank's node; empty if it is not known."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Stage:
 
     def end_of(self, report: RankReport, rank: int) -> RankEnd:
         """The end of a rank, from its supervisor's report and its own verdict."""
-        return RankEnd(report.time, self._ending(report, rank))
+        return RankEnd(report.time, self._ending(report, rank), report.node)
 
     def _ending(self, report: RankReport, rank: int) -> Ending:
         if self.task.exec is not None:
@@ -85,4 +87,4 @@ class Stage:
 
         failed = [rank for rank, one in enumerate(ends) if not one.ending.is_finished]
         first = min(failed, key=order, default=0)
-        return replace(ends[first].ending, rank=first)
+        return replace(ends[first].ending, rank=first, node=ends[first].node)

@@ -1,5 +1,6 @@
 """The same end on each backend: one table of what happened, and of what becomes of the job."""
 
+import json
 import subprocess
 import sys
 from dataclasses import asdict, replace
@@ -151,6 +152,25 @@ def test_in_a_batch_script_of_the_user_s_own(row, slurm, tmp_path):
     requeued = slurm(row.says)
     work = Work(RequeueLimits.of(Policy().requeue), 30.0, Trainings([tmp_path], "checkpoints"))
     assert decided(BatchJob(tmp_path, work), row, requeued) == row.script
+
+
+def test_a_batch_script_s_starts_and_ends_are_in_its_ledger(slurm, tmp_path, monkeypatch):
+    """It says on which nodes each attempt ran and why it ended; two Runs are one attempt."""
+    slurm(replace(PREEMPTED, is_batch=True))
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
+    work = Work(RequeueLimits.of(Policy().requeue), 30.0, Trainings([tmp_path], "checkpoints"))
+    for restarts in "01":
+        monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
+        first, second = BatchJob(tmp_path, work), BatchJob(tmp_path, work)
+        assert first.start_up()
+        assert second.start_up()
+        second.requeue(143, Reason.of_code(143))
+    events = [json.loads(line) for line in job_ledger(tmp_path).read_text().splitlines()]
+    kinds = ["attempt", "end", "requeue"]
+    assert [one["kind"] for one in events] == kinds * 2
+    assert [one["attempt"] for one in events if "attempt" in one] == [1, 1, 2, 2]
+    assert [events[0]["nodes"], events[1]["reason"]] == ["n[1-2]", "preempted"]
+    assert [one.get("restarts") for one in events] == [0, None, 1, 1, None, 2]
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.submitit], ids=lambda row: row.what)
