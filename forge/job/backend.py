@@ -123,6 +123,6 @@ class TaskBackend(Backend, ABC):
     def ending(self) -> Ending:
         """How and why the stage has ended, once all of its processes have."""
 
-    def leave(self, ending: Ending, decision: Decision) -> int | None:
+    def restart_elsewhere(self, ending: Ending, decision: Decision) -> int | None:
         """Start the job again elsewhere: the exit code of this process; None to start it here."""
         return None

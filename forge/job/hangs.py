@@ -85,7 +85,7 @@ class Hangs:
         self._has_complained = False
         """Whether an error of the hang detection was printed."""
 
-    def begin(self, attempt: int) -> None:
+    def begin_attempt(self, attempt: int) -> None:
         """Discard the query and the reports of earlier attempts.
 
         Args:

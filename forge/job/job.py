@@ -220,5 +220,5 @@ class Job:
         ended = {"reason": ending.reason, "rank": ending.rank, "ends_next_start": is_requeued}
         self.write(ending.state, because, code=ending.code, **ended)
         if not self.state.has_steps:
-            attempts.keep(self.directory)
+            attempts.keep_output(self.directory)
         return ending.exit_code

@@ -75,7 +75,7 @@ class LastAct(Backend, ABC):
         self.job.set_budgets(None if has_ended else before)
         return before
 
-    def begin(self, before: JobState | None) -> None:
+    def note_start(self, before: JobState | None) -> None:
         """Note that the job runs; `before`: the result of `take_over`."""
         own = self.job.state
         is_noted = before is not None and before.is_of_same_process(own)
@@ -103,21 +103,21 @@ class LastAct(Backend, ABC):
         """See `stopping.Requeuer`."""
         return self.settle(Ending.of(code, reason))
 
-    def settle(self, ending: Ending, leave: Callable[[], object] = lambda: None) -> int:
+    def settle(self, ending: Ending, before_requeue: Callable[[], object] = lambda: None) -> int:
         """Requeue the job if the limits allow it; only once, by the first thread that gets here.
 
         Args:
             ending: The end of this process, as far as it knows.
-            leave: Called before the requeue, which can end this process.
+            before_requeue: Called before the requeue, which can end this process.
         Returns:
             The exit code of the process.
         """
         with self._deciding:
             if self.exit_code is None:
-                self.exit_code = self._settle(ending, leave)
+                self.exit_code = self._settle(ending, before_requeue)
             return self.exit_code
 
-    def _settle(self, ending: Ending, leave: Callable[[], object]) -> int:
+    def _settle(self, ending: Ending, before_requeue: Callable[[], object]) -> int:
         job = self.job
         job.end_attempt()
         try:
@@ -127,7 +127,7 @@ class LastAct(Backend, ABC):
             if self.is_requeued and not self.refuses_starts:
                 decision = Decision(starts_again=True, because=ending.text)
             if decision.starts_again:
-                leave()
+                before_requeue()
                 return self._start_again(ending, decision)
         except SlurmError as error:
             return self._end(ending, "could not be", str(error), logging.ERROR)

@@ -17,8 +17,8 @@ from forge.filesystem.files import read_trusted
 from forge.hydra_app import frozen
 from forge.jobdir.job_files import RESULT, forge_dir, suffix
 from forge.jobdir.job_state import State
-from forge.launch import plan, tracebacks
-from forge.launch.plan import ComposedJob
+from forge.launch import planning, tracebacks
+from forge.launch.planning import ComposedJob
 from forge.launch.progress.observed import ObservedJob
 
 
@@ -40,7 +40,7 @@ def result_of(job: ComposedJob, queued: ObservedJob) -> JobReturn:
         result = JobReturn(status=JobStatus.COMPLETED)
         if queued.state in (State.failed, State.stopped, State.terminated):
             text = f"job {job.place.number} ({job.label}): {queued.because}"
-            text += plan.last_output(job.directory, queued.rank)
+            text += planning.last_output(job.directory, queued.rank)
             result.status = JobStatus.FAILED
             result.return_value = JobError(text, queued.code)
     result.overrides = frozen.overrides_of(job.config)

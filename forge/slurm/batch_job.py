@@ -102,7 +102,7 @@ class BatchJob(LastAct):
             self.stops_at = end - min(self._work.warning_s, left_s / 2)
             os.environ.setdefault(SLURM_END_TIME, f"{end:.0f}")  # Slurm sets it since version 23
         if is_batch:
-            self.begin(self.take_over())
+            self.note_start(self.take_over())
         return is_batch
 
     @property

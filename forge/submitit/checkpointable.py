@@ -164,7 +164,7 @@ class _Attempt:
         self._task = task
         self._backend = backends.backend_of(task, directory, policy)
         self._job = self._backend.job
-        job_dir.place(directory, self.command)
+        job_dir.set_directory(directory, self.command)
         stopping.has_job(directory)
         self._has_left = threading.Event()
 
@@ -215,7 +215,7 @@ class _Attempt:
                     f" {decision.because}"
                 )
                 raise self._error(because, self._job.end(killed, because))
-        self._backend.begin(before)
+        self._backend.note_start(before)
 
     def _warn_of_others(self) -> None:
         """Only warn: submitit has already executed the files in its folder."""

@@ -53,7 +53,7 @@ class Ruled:
         self.job = job_of(folder, planned(ranks=ranks), nodes="n1", say=self.said.append)
         self.job.write(State.running)
         self.hangs = Hangs(self.job, ranks, action)
-        self.hangs.begin(1)
+        self.hangs.begin_attempt(1)
 
     @property
     def lines(self):
@@ -246,7 +246,7 @@ def test_files_of_an_earlier_attempt_are_removed_when_the_next_begins(job):
     """The wrapper of the earlier attempt was killed before it could delete its query."""
     hang_files.write_report(job.forge, report(1))
     (job.files / ".rank1.tmp-0").write_text("{")  # its supervisor was killed as well
-    job.hangs.begin(2)
+    job.hangs.begin_attempt(2)
     assert list(job.files.iterdir()) == []
 
 
@@ -254,7 +254,7 @@ def test_files_of_another_attempt_are_ignored(job):
     """A network file system can still list a file that was deleted."""
     assert hang_files.read_query(job.forge, 2) is None
     assert hang_files.read_reports(job.forge, 2, range(2)) == []
-    job.hangs.begin(2)
+    job.hangs.begin_attempt(2)
     job.expire(report(0))
     assert hang_files.read_query(job.forge, 2) is None
     assert job.lines == job.said == []
@@ -272,7 +272,7 @@ def test_half_a_report_is_ignored(tmp_path):
 
 def test_without_a_query_the_wrapper_looks_every_two_seconds(job, monkeypatch):
     """The wrapper wakes up much more often, for other reasons."""
-    job.hangs.begin(1)
+    job.hangs.begin_attempt(1)
     now = time.monotonic()
     looks = []
     monkeypatch.setattr(hang_files, "read_reports", lambda *_: looks.append(now))
