@@ -11,12 +11,14 @@ import pytest
 from plans import planned
 from played_jobs import KILLED, PREEMPTED, RUNS, report
 
-from forge.config.schema import Policy
+from forge.config.schema import Policy, RequeueRule
 from forge.errors import NoAnswer, Reason
-from forge.job.job import Trainings
+from forge.job.backend import Backend
+from forge.job.ending import Ending
+from forge.job.job import Job, Trainings
 from forge.jobdir import job_state
 from forge.jobdir.job_files import RESULT, forge_dir, job_ledger
-from forge.jobdir.job_state import State
+from forge.jobdir.job_state import Counts, JobState, State
 from forge.jobdir.plan import RequeueLimits
 from forge.slurm import client
 from forge.slurm.batch_job import BatchJob, Work
@@ -179,6 +181,23 @@ def test_under_plain_submitit(row, slurm, tmp_path):
     requeued = slurm(row.says)
     task = SimpleNamespace(is_on_slurm=True)
     assert decided(backends.backend_of(task, tmp_path, Policy()), row, requeued) == row.submitit
+
+
+class Refuses(Backend):
+    """A backend that cannot start the job again."""
+
+    def refusal(self, ending):
+        return "no nodes"
+
+
+def test_a_restart_that_the_backend_refuses_counts_in_no_budget(tmp_path):
+    """The user can start the job again when the backend is able to."""
+    rules = [RequeueRule([7], max_restarts=2)]
+    limits = RequeueLimits.of(Policy().requeue, rules=rules)
+    job = Job(tmp_path, limits, Trainings([tmp_path], "checkpoints"), JobState(state=State.running))
+    decision = Refuses(job).decide(Ending.of(7))
+    assert (decision.starts_again, decision.because) == (False, "exit code 7; no nodes")
+    assert job.counts == Counts()
 
 
 @pytest.mark.parametrize(("command", "decision", "counter"), LOCAL.values(), ids=LOCAL)
