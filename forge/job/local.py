@@ -87,7 +87,7 @@ class LocalBackend(TaskBackend):
     def start(self, stage: Stage, output: int) -> None:
         """Fork the supervisor of each rank, which starts its task."""
         plan, environment = self._plan, stage.environment
-        environment |= time_limit.env_for_child(plan.time_limit_s, plan, environment)
+        environment = environment | time_limit.env_for_child(plan.time_limit_s, plan, environment)
         self._stage = stage
         self._ranks, self._statuses, self._ended = [], {}, {}
         limit_s = math.inf if plan.time_limit_s is None else plan.time_limit_s

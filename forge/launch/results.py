@@ -35,7 +35,7 @@ def result_of(job: ComposedJob, queued: ObservedJob) -> JobReturn:
     """
     result: JobReturn | None = None
     if queued.state is State.finished or queued.reason in (Reason.failed, Reason.code_changed):
-        result = _stored(job.directory, queued.rank)
+        result = stored(job.directory, queued.rank)
     if result is None:
         result = JobReturn(status=JobStatus.COMPLETED)
         if queued.state in (State.failed, State.stopped, State.terminated):
@@ -52,7 +52,8 @@ def result_of(job: ComposedJob, queued: ObservedJob) -> JobReturn:
     return result
 
 
-def _stored(directory: Path, rank: int) -> JobReturn | None:
+def stored(directory: Path, rank: int) -> JobReturn | None:
+    """The result that a rank of a job has stored; None if there is none."""
     path = forge_dir(directory) / f"{RESULT}{suffix(rank)}"
     # The job imported our `__main__` under this name, as multiprocessing does.
     sys.modules.setdefault("__mp_main__", sys.modules["__main__"])

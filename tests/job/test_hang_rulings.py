@@ -79,8 +79,9 @@ class Ruled:
         """Ranks report without a query that their limit has passed."""
         for one in reports:
             hang_files.write_report(self.forge, one)
-        self.hangs._looked = 0.0  # long ago
-        self.hangs.look(gone or {})
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(hangs, "TICK_S", 0.0)
+            self.hangs.look(gone or {})
 
     def answer(self, *reports, gone=None):
         """Ranks answer the wrapper's query."""
@@ -159,8 +160,8 @@ def test_a_rank_that_does_not_report_is_the_culprit(tmp_path, monkeypatch):
     """The rank's node can be down before Slurm notices."""
     job = Ruled(tmp_path)
     job.expire(report(0))
-    for phase in hangs._PATIENCE_S:
-        monkeypatch.setitem(hangs._PATIENCE_S, phase, 0.0)
+    for phase in hangs.PATIENCE_S:
+        monkeypatch.setitem(hangs.PATIENCE_S, phase, 0.0)
     job.answer(report(0))
     job.answer(report(0))
     assert job.phase is QueryPhase.end
@@ -380,7 +381,7 @@ def test_a_rank_that_shows_no_stacks_is_not_missing(job, monkeypatch):
     """The rank has reported before; its disk or node was too slow to write the stacks."""
     both = report(0), report(1, step=6)
     job.answer(*both)
-    monkeypatch.setitem(hangs._PATIENCE_S, QueryPhase.stacks, 0.0)
+    monkeypatch.setitem(hangs.PATIENCE_S, QueryPhase.stacks, 0.0)
     job.answer(both[0])
     assert job.phase is QueryPhase.end
     assert "fewest steps" in job.said[0]

@@ -397,6 +397,6 @@ def test_a_job_is_found_with_another_policy_too(tmp_path):
     first.close()
     jobs = [["resilience.resume=changed", "lr=1"], ["lr=2"], ["lr=2", "resilience.nan.action=halt"]]
     again = SweepDir(tmp_path, set(), is_looked_at=True)
-    assert again.find_all(jobs) == [old, JobPlace(1, "1", first._known[1].overrides), halts]
+    assert again.find_all(jobs) == [old, JobPlace(1, "1", first.known[1].overrides), halts]
     again = SweepDir(tmp_path, set(), is_looked_at=True)
     assert again.find_all([["lr=2"], ["lr=1"], ["lr=3"]]) == [None, old, None]

@@ -126,7 +126,7 @@ def run_task(place: Place) -> int:
 
 
 def collect(place: Place) -> object:
-    found = results._stored(place.job, 0)
+    found = results.stored(place.job, 0)
     return found and found._return_value
 
 
@@ -173,7 +173,7 @@ def dump_stacks(place: Place) -> None:
 
 def queue_job(place: Place) -> str:
     job = QueuedJob(0, "lr=1", place.job)
-    Queue([job], Slots([[]], False), "none")._start(job)
+    Queue([job], Slots([[]], False), "none").start(job)
     return job.because
 
 
