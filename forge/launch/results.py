@@ -10,9 +10,8 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import CompactHydraException
 from omegaconf import OmegaConf
 
-from forge import errors
 from forge.compat import of_hydra
-from forge.errors import ExitCode, JobTraceback, Reason
+from forge.errors import ExitCode, JobError, JobTraceback, Reason
 from forge.filesystem.files import read_trusted
 from forge.hydra_app import frozen
 from forge.jobdir.job_files import RESULT, forge_dir, suffix
@@ -22,10 +21,10 @@ from forge.launch.planning import ComposedJob
 from forge.launch.progress.observed import ObservedJob
 
 
-class JobError(errors.JobError, CompactHydraException):
+class _CompactJobError(JobError, CompactHydraException):
     """Hydra prints only its text, since frames of the launcher do not explain the job's error."""
 
-    __module__ = errors.__name__  # for `except` and for pickles
+    __module__, __qualname__ = JobError.__module__, JobError.__qualname__  # as tracebacks name it
 
 
 def result_of(job: ComposedJob, queued: ObservedJob) -> JobReturn:
@@ -42,7 +41,7 @@ def result_of(job: ComposedJob, queued: ObservedJob) -> JobReturn:
             text = f"job {job.place.number} ({job.label}): {queued.because}"
             text += planning.last_output(job.directory, queued.rank)
             result.status = JobStatus.FAILED
-            result.return_value = JobError(text, queued.code)
+            result.return_value = _CompactJobError(text, queued.code)
     result.overrides = frozen.overrides_of(job.config)
     if result.cfg is None:
         result.cfg = frozen.task_part(job.config)
@@ -64,7 +63,7 @@ def stored(directory: Path, rank: int) -> JobReturn | None:
     except Exception as error:  # noqa: BLE001 - unpickling runs the user's classes
         text = f"{path} cannot be read ({type(error).__name__}: {error})"
         result = JobReturn(status=JobStatus.FAILED)
-        result.return_value = JobError(text, int(ExitCode.IO_ERROR))
+        result.return_value = _CompactJobError(text, int(ExitCode.IO_ERROR))
         return result
     assert isinstance(found, JobReturn)
     if shown:
