@@ -208,8 +208,8 @@ DEFECTS = [
     Defect(
         "requeue_progress",
         "job/requeue.py",
-        "counts.no_progress = counts.unfair = 0",
-        "counts.unfair = 0",
+        "counts.no_progress = counts.early_evictions = 0",
+        "counts.early_evictions = 0",
         "a job that makes progress is given up",
         "job/test_requeue.py",
     ),
@@ -265,9 +265,9 @@ DEFECTS = [
     ),
     Defect(
         "submitit_budgets",
-        "submitit/checkpointable.py",
-        'if state in ("running", "requeued", "given up"):',
-        'if state in ("running", "given up"):',
+        "job/last_act.py",
+        "self.job.set_budgets(None if has_ended else before)",
+        "self.job.set_budgets(None)",
         "budgets start anew with every requeue, so that a job never ends",
         "submitit",
     ),

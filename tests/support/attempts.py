@@ -22,7 +22,7 @@ from forge.checkpoint import Store
 from forge.checkpoint.retention import pins
 from forge.config.schema import CheckpointConfig
 from forge.errors import Reason
-from forge.job.local import LocalJob
+from forge.job import local
 from forge.jobdir import ledger, verdict
 from forge.jobdir.job_files import (
     LOCK,
@@ -113,7 +113,7 @@ def by_an_earlier_version(before: Callable[[Place], object]) -> Callable[[Place]
 
 
 def start(place: Place) -> int:
-    return LocalJob(place.job, is_continued=False).run()
+    return local.run(place.job)
 
 
 def start_by_slurm(place: Place) -> int:
@@ -126,7 +126,7 @@ def run_task(place: Place) -> int:
 
 
 def collect(place: Place) -> object:
-    found = results._stored(place.job, 0)
+    found = results.stored(place.job, 0)
     return found and found._return_value
 
 
@@ -173,7 +173,7 @@ def dump_stacks(place: Place) -> None:
 
 def queue_job(place: Place) -> str:
     job = QueuedJob(0, "lr=1", place.job)
-    Queue([job], Slots([[]], False), "none")._start(job)
+    Queue([job], Slots([[]], False), "none").start(job)
     return job.because
 
 

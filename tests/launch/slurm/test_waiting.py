@@ -233,7 +233,7 @@ def test_a_ctrl_c_ends_the_waiting_at_once_however_many_jobs_there_are(
     shown = threading.Event()
     monkeypatch.setattr(slurm_wait, "_LOOK_S", 120.0)
     watcher = QueueWatcher([submitted(tmp_path)], "none")
-    poll = watcher._poll
+    poll = watcher.poll
 
     def polled():
         shown.set()

@@ -25,8 +25,9 @@ from forge.config.schema import (
     ZeroAfterSignal,
 )
 from forge.filesystem.files import open_file
-from forge.jobdir import ledger
-from forge.jobdir.job_files import OUTPUT, STATE, forge_dir, job_ledger, read_json, suffix
+from forge.jobdir import job_state, ledger
+from forge.jobdir.job_files import OUTPUT, job_ledger, suffix
+from forge.jobdir.job_state import State
 from forge.jobdir.plan import ExecPlan, JobPlan, RequeueLimits, read_earlier
 from forge.launch.exec import ComposedCommand
 from forge.launch.sweep import JobPlace
@@ -84,8 +85,8 @@ def make(
     """
     directory, command = job.directory, job.command
     before = read_earlier(directory)
-    place = _place(directory)
-    is_same = bool(place) and before.place == place  # a copy of a job is another job
+    inode = _inode_of(directory)
+    is_same = bool(inode) and before.inode == inode  # a copy of a job is another job
     # The number of threads changes the order of sums, so the number of the first start is kept,
     # even if it came from the environment of another shell.
     name = "OMP_NUM_THREADS"
@@ -119,7 +120,7 @@ def make(
         exec=_exec_plan(policy.exec) if command is not None else None,
         cwd=cwd,
         environment=added,
-        place=place,
+        inode=inode,
         program=job.program,
         composed=job.composed,
         token=str((is_same and before.token) or secrets.token_hex(8)),
@@ -167,7 +168,7 @@ def _as_at_first(command: list[str], first: list[str], directory: Path) -> list[
     return first or command
 
 
-def _place(directory: Path) -> list[int]:
+def _inode_of(directory: Path) -> list[int]:
     try:
         status = directory.stat()
     except FileNotFoundError:
@@ -177,8 +178,8 @@ def _place(directory: Path) -> list[int]:
 
 def is_finished(directory: Path) -> bool:
     """Whether the job is finished."""
-    state = read_json(forge_dir(directory) / STATE)
-    return state is not None and state.get("state") == "finished"
+    state = job_state.read(directory)
+    return state is not None and state.state is State.finished
 
 
 def has_begun(directory: Path) -> bool:
