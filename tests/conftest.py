@@ -5,6 +5,7 @@ Long tests come first.
 
 import functools
 import gc
+import multiprocessing
 import os
 import re
 import shutil
@@ -150,9 +151,12 @@ def _handlers_are_restored():
 
 @pytest.fixture(autouse=True)
 def _processes_end_with_their_test():
-    """One that a failure leaves behind would fail the tests after it, too."""
+    """A process that a test leaves behind could fail later tests: it inherits their open files."""
     with ended_here():
         yield
+    if multiprocessing.active_children():
+        gc.collect()  # the workers of a DataLoader end with it, which can be part of a cycle
+    assert multiprocessing.active_children() == []
 
 
 @pytest.fixture(scope="session")
