@@ -29,6 +29,8 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # of processes that tests start: threads that wait take a core
+# As in an active environment: `python` is no shim of a version manager, which takes several shells.
+os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
 MEMORY = "/dev/shm"
 ROOM_GIB = 4
 """Free memory for the files of all tests; those of a test that has passed are removed at once."""
