@@ -4,8 +4,6 @@ import itertools
 import os
 import re
 import shutil
-import subprocess
-import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -245,13 +243,7 @@ def run_snippet(folder):
         "try: import forge\n"
         "except ImportError: print('no forge')\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", check + snippet()],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = completed(["-c", check + snippet()], folder, joins_output=False)
     return done.returncode, done.stdout.splitlines(), done.stderr
 
 

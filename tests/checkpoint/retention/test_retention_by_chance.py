@@ -7,6 +7,7 @@ import random
 from contextlib import ExitStack
 
 import pytest
+from rows import few
 from stores import STATE, TENSORS
 
 from forge.checkpoint.format import manifest
@@ -123,9 +124,7 @@ class World:
         return len(better) < self.best.keep
 
 
-@pytest.mark.parametrize(
-    "seed", [*range(20), *(pytest.param(seed, marks=pytest.mark.proofs) for seed in range(20, 60))]
-)
+@pytest.mark.parametrize("seed", few(8, range(60)))
 def test_what_stays_is_what_was_promised(seed, open_store, commit, monkeypatch):
     """Every rule with every other, against the promise stated without any order of looking."""
     monkeypatch.setattr(os, "fsync", lambda fd: None)
