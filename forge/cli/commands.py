@@ -36,6 +36,23 @@ GROUPS: dict[str, dict[str, CliCommand]] = {
             "forge.cli.plan:main",
         ),
     },
+    "Look": {
+        "status": CliCommand(
+            "list the jobs of a sweep: progress, metrics, restarts, problems",
+            "forge status multirun/2026-01-31/12-00-00",
+            "forge.cli.status:main",
+        ),
+        "why": CliCommand(
+            "say why a job stopped, waits or restarts, and what helps",
+            "forge why 3",
+            "forge.cli.why:main",
+        ),
+        "logs": CliCommand(
+            "print the output of a job, or follow it",
+            "forge logs lr=0.1,seed=2 -f",
+            "forge.cli.logs:main",
+        ),
+    },
     "Check": {
         "rehearse": CliCommand(
             "interrupt and resume a script: are the results the same bits?",

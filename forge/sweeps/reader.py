@@ -1,0 +1,289 @@
+"""Reads a sweep, or a single run, from its directory; it writes nothing and locks nothing.
+
+Files of an earlier version of forge, torn lines and missing files are read as far as possible, and
+`Job.missing` says what is missing. Each job costs a few small reads, whatever its ledgers' size.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from forge.errors import ForgeError, Reason
+from forge.filesystem.files import FORGE, read_plain
+from forge.filesystem.steps import step_dirs, step_of
+from forge.jobdir import ledger
+from forge.jobdir.job_files import PLAN, STATE, VERDICT, forge_dir, job_ledger
+from forge.jobdir.ledger import Progress
+from forge.sweeps import jsonl, ledger_tail
+from forge.sweeps.job import Job, SavedCheckpoint, State
+from forge.sweeps.ledger_tail import LedgerTail
+from forge.sweeps.liveness import Locks
+
+INDEX = "jobs.jsonl"
+MANIFEST = "manifest.json"
+_STATES = {
+    "started": State.running,
+    "requeued": State.queued,
+    "given up": State.failed,
+    "finished": State.finished,
+    "stopped": State.stopped,
+    "failed": State.failed,
+}
+"""States that a job without a wrapper writes, by their names."""
+
+
+@dataclass(frozen=True)
+class JobEntry:
+    """A job in the index of its sweep."""
+
+    number: int
+    subdir: str
+    overrides: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Files:
+    """The small files of a job, as they were read."""
+
+    state: dict[str, Any]
+    plan: dict[str, Any]
+    verdict: dict[str, Any]
+    progress: Progress | None
+    ledger: LedgerTail
+    history: list[jsonl.Event]
+    """The events of the job's wrapper, over all of its starts."""
+    problems: list[str] = field(default_factory=list)
+
+
+def entries(sweep_dir: Path) -> tuple[list[JobEntry], int]:
+    """The jobs in a sweep's index in the order of their numbers, and the number of bad lines."""
+    found: dict[int, JobEntry] = {}
+    bad = 0
+    for line in read_plain(forge_dir(sweep_dir) / INDEX).decode(errors="replace").split("\n"):
+        if not line.strip():
+            continue
+        try:
+            entry = json.loads(line)
+            number = int(entry["number"])
+            found[number] = JobEntry(number, str(entry["subdir"]), tuple(entry["overrides"]))
+        except (ValueError, KeyError, TypeError):
+            bad += 1
+    return [found[number] for number in sorted(found)], bad
+
+
+def labels(jobs: Iterable[tuple[str, ...]]) -> tuple[list[str], list[str]]:
+    """The overrides that differ between jobs, a text for each job; and those common to all."""
+    known = [list(one) for one in jobs]
+    common = set.intersection(*map(set, known)) if len(known) > 1 else set()
+    shared = [one for one in known[0] if one in common] if known else []
+    return [" ".join(one for one in own if one not in common) for own in known], shared
+
+
+# -- a job -------------------------------------------------------------------------------------
+
+
+def files_of(directory: Path) -> Files:
+    """Read the small files of a job; what cannot be read is empty, and a problem."""
+    problems: list[str] = []
+    own = forge_dir(directory)
+    state, plan, verdict = (_json(own / name, problems) for name in (STATE, PLAN, VERDICT))
+    progress, found = None, LedgerTail()
+    try:
+        progress = ledger.read_progress(directory)
+        found = ledger_tail.read(directory)
+    except OSError as error:
+        problems.append(_problem(own / "ledger", error))
+    try:
+        history = list(jsonl.events(job_ledger(directory)))
+    except OSError as error:
+        history = []
+        problems.append(_problem(job_ledger(directory), error))
+    return Files(state, plan, verdict, progress, found, history, problems)
+
+
+def read_job(entry: JobEntry, directory: Path, label: str, locks: Locks) -> Job:
+    """The job in a directory, as it is now."""
+    files = files_of(directory)
+    state, problems = files.state, files.problems
+    if not files.ledger.is_whole:
+        problems.append("the best values cover only the end of the ledger, which is that of an"
+                        " earlier version of forge")
+    checkpoint = None
+    if files.ledger.number:
+        try:
+            checkpoint = newest(Path(directory, files.ledger.checkpoints))
+        except OSError as error:
+            problems.append(_problem(Path(directory, files.ledger.checkpoints), error))
+    starts = [one for one in files.history if one["kind"] == "attempt"]
+    ends = Counter(str(one.get("reason", "")) for one in files.history if one["kind"] == "end")
+    is_command = files.plan.get("exec") is not None
+    now = _state(files, directory, locks)
+    reason, because, code = _why(files, now)
+    progress = files.progress
+    rate, left_s = _speed(files, now)
+    began = starts[0].get("t") if starts else (files.ledger.start or {}).get("t")
+    steps = progress.planned if progress else None
+    return Job(
+        entry.number,
+        directory,
+        entry.overrides or tuple(files.plan.get("overrides") or ()),
+        now,
+        label,
+        reason,
+        because,
+        code,
+        int(state.get("rank") or 0),
+        steps if now is State.finished and steps else progress and progress.step,
+        steps,
+        len(starts) or files.ledger.number,
+        ends,
+        checkpoint,
+        files.ledger.metrics,
+        rate,
+        left_s,
+        str(state.get("node") or files.ledger.host),
+        _slurm_id(state),
+        hang=str(state.get("hang") or ""),
+        began=began,
+        since=state.get("time"),
+        is_command=is_command,
+        missing=tuple(problems),
+    )
+
+
+def newest(checkpoints: Path) -> SavedCheckpoint | None:
+    """The newest committed checkpoint in a directory; a directory without a manifest is none."""
+    try:
+        found = step_dirs(checkpoints)
+    except FileNotFoundError:
+        return None
+    for path in found:
+        try:
+            saved = (path / MANIFEST).stat().st_mtime
+        except FileNotFoundError:
+            continue  # it is being written, or removed
+        return SavedCheckpoint(path, step_of(path) or 0, saved)
+    return None
+
+
+def _state(files: Files, directory: Path, locks: Locks) -> State:
+    content = files.state
+    name = str(content.get("state", ""))
+    if "job" in content:  # a job without a wrapper: a batch script, submitit
+        state = _STATES.get(name)
+    else:
+        state = State.__members__.get(name)
+    if state is None:
+        return _without_state(files, directory, locks)
+    if state is State.starting and content.get("slurm_job"):
+        state = State.queued  # requeued: it waits for an allocation
+    if state is State.running and not _has_stepped(files):
+        state = State.starting
+    if state.is_active or (state is State.queued and content.get("slurm_job") is None):
+        return _alive(state, files, directory, locks)
+    return state
+
+
+def _without_state(files: Files, directory: Path, locks: Locks) -> State:
+    """The state of a job without a state file: it has not begun, or nothing watches over it."""
+    if files.ledger.number == 0:
+        return State.queued
+    end = files.ledger.end
+    if end is None:
+        state = State.running if _has_stepped(files) else State.starting
+        return _alive(state, files, directory, locks)
+    if end["kind"] == "finish":
+        return State.finished
+    return State.stopped if end["kind"] == "stop" else State.failed
+
+
+def _alive(state: State, files: Files, directory: Path, locks: Locks) -> State:
+    """The state, or `lost` if it is certain that the job's processes have ended."""
+    host = str(files.state.get("host") or files.ledger.host)
+    if host and host != locks.host:
+        return state  # its processes are on another machine
+    pid = files.state.get("pid") or (files.ledger.start or {}).get("pid")
+    if files.state and "job" not in files.state:
+        return State.lost if locks.is_held(directory, pid) is False else state
+    return state if pid is None or _is_process(int(pid)) else State.lost
+
+
+def _is_process(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _has_stepped(files: Files) -> bool:
+    """Whether the running attempt has begun a step, or is a command without steps."""
+    if not files.state.get("has_steps", True):
+        return True
+    since = float(files.state.get("time") or 0.0)
+    return files.progress is not None and files.progress.began >= since
+
+
+def _why(files: Files, state: State) -> tuple[str, str, int | None]:
+    """Reason, text and exit code of the end of the job, or of its last attempt."""
+    content = files.state
+    reason, because = str(content.get("reason") or ""), str(content.get("because") or "")
+    code = content.get("code")
+    last = next((one for one in reversed(files.history) if one["kind"] == "end"), {})
+    end = files.ledger.end or {}
+    if state is State.finished:
+        return Reason.finished.name, "", 0
+    if state is State.lost:
+        return "", "its processes have ended without recording why", None
+    if not reason:
+        reason = str(last.get("reason") or (end.get("reason") if not content else "") or "")
+    if not because and not content:
+        because = str(end.get("text") or "")
+    if code is None:
+        code = last.get("code", end.get("code"))
+    return reason, because, code
+
+
+def _speed(files: Files, state: State) -> tuple[float | None, float | None]:
+    """Steps per second since the last start, and seconds left."""
+    progress, start = files.progress, files.ledger.start
+    if state not in (State.running, State.stopping) or progress is None or start is None:
+        return None, None
+    done, took_s = progress.step - int(start.get("step", 0)), progress.began - float(start["t"])
+    if progress.attempt != files.ledger.number or done <= 0 or took_s <= 0:
+        return None, None
+    rate = done / took_s
+    planned = progress.planned
+    return rate, None if planned is None else max(planned - progress.step, 0) / rate
+
+
+def _slurm_id(state: Mapping[str, Any]) -> str:
+    for name in ("successor", "slurm_job", "job"):
+        if state.get(name):
+            return str(state[name])
+    return ""
+
+
+def _json(path: Path, problems: list[str]) -> dict[str, Any]:
+    try:
+        content = json.loads(read_plain(path))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        problems.append(_problem(path, error))
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _problem(path: Path, error: Exception) -> str:
+    what = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return f"{path} cannot be read: {what}"
