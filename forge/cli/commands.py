@@ -52,6 +52,11 @@ GROUPS: dict[str, dict[str, CliCommand]] = {
             "forge logs lr=0.1,seed=2 -f",
             "forge.cli.logs:main",
         ),
+        "collect": CliCommand(
+            "print overrides, results and best metrics of all jobs as a table",
+            "forge collect --csv > results.csv",
+            "forge.cli.collect:main",
+        ),
     },
     "Check": {
         "rehearse": CliCommand(
