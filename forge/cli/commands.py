@@ -57,6 +57,11 @@ GROUPS: dict[str, dict[str, CliCommand]] = {
             "forge collect --csv > results.csv",
             "forge.cli.collect:main",
         ),
+        "report": CliCommand(
+            "write a sweep's timeline, metrics and stops into one HTML file",
+            "forge report --metric val_acc:max",
+            "forge.cli.report:main",
+        ),
     },
     "Check": {
         "rehearse": CliCommand(
