@@ -86,6 +86,11 @@ GROUPS: dict[str, dict[str, CliCommand]] = {
             "forge diff checkpoints/step_100 checkpoints/step_200",
             "forge.cli.checkpoints:diff",
         ),
+        "verify": CliCommand(
+            "check the checksums of all checkpoints of a sweep or run",
+            "forge verify outputs/2026-01-31/12-00-00",
+            "forge.cli.verify:main",
+        ),
         "pin": CliCommand(
             "keep a checkpoint permanently: forge never deletes it",
             "forge pin checkpoints/step_1000",

@@ -114,3 +114,13 @@ def add(found: dict[str, Metric], event: Event) -> None:
             value if is_high else old.highest,
             step if is_high else old.highest_step,
         )
+
+
+def checkpoint_dirs(directory: Path) -> list[Path]:
+    """The checkpoint directories of all Runs of a job, in the order in which they began."""
+    found: dict[Path, None] = {}
+    for _, path in attempt_files(directory):
+        first = next(iter(jsonl.head(path)), {})
+        if first.get("kind") == "run":
+            found[directory / str(first.get("checkpoints", "."))] = None
+    return list(found)
