@@ -17,18 +17,11 @@ from pathlib import Path
 from forge.errors import ExitCode, Reason
 from forge.filesystem.files import exit_on_error
 from forge.job.command import supervisor_of
-from forge.job.requeue import Counts, Ending
+from forge.job.requeue import Ending
 from forge.job.wrapper import Job
-from forge.jobdir.job_files import (
-    RANK,
-    RANKS,
-    REPORT,
-    STATE,
-    TOKEN,
-    output_of,
-    read_json,
-    suffix,
-)
+from forge.jobdir import job_state
+from forge.jobdir.job_files import RANK, RANKS, REPORT, TOKEN, output_of, read_json, suffix
+from forge.jobdir.job_state import State
 from forge.process import processes, stacks, time_limit, world
 from forge.process.world import RankInfo
 
@@ -63,10 +56,10 @@ class LocalJob(Job):
             The end of the attempt in which that wrapper was killed; None at a first start.
         """
         self._end_strays()
-        state = read_json(self.forge / STATE)  # the launcher has removed those of earlier sweeps
-        if state is not None and (state["state"] == "finished" or self._is_continued):
-            self.counts = Counts(**state["counts"])
-            is_finished = state["state"] == "finished" or self._has_finished()
+        state = job_state.read(self.directory)  # the launcher has removed those of earlier sweeps
+        if state is not None and (state.state is State.finished or self._is_continued):
+            self.counts = state.counts
+            is_finished = state.state is State.finished or self._has_finished()
             return Ending.of(ExitCode.FINISHED if is_finished else -signal.SIGKILL)
         self.counts.best_step = self._saved_step()
         return None
@@ -207,7 +200,7 @@ class LocalJob(Job):
         """Stop the task, which saves first, and do not restart it."""
         if self._asked is None:
             self._asked = reason
-            self._write_state("stopping", reason.value)
+            self._write_state(State.stopping, reason.value)
             self._send_all(number)
 
     def _send_all(self, number: int) -> None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 import random
 import signal
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from forge.errors import ExitCode, Reason
+from forge.jobdir.job_state import Counts, State
 from forge.jobdir.plan import ExecPlan, RequeueLimits
 
 _EXPLAINED = (*(Reason.halted, Reason.unhealthy, Reason.io_error), *(Reason.failed, Reason.hung))
@@ -128,20 +129,20 @@ class Ending:
         return self.reason is Reason.finished
 
     @property
-    def state(self) -> str:
-        """The state of the job in state.json if it is not started again."""
+    def state(self) -> State:
+        """The state of the job if it is not started again."""
         if self.is_finished:
-            return "finished"
+            return State.finished
         if self.is_command and self.is_imposed and self.reason is not Reason.crashed:
-            return "terminated"
+            return State.terminated
         stops = (Reason.interrupted, Reason.cancelled, Reason.orphaned)
-        return "stopped" if self.reason in stops else "failed"
+        return State.stopped if self.reason in stops else State.failed
 
     @property
     def ended_as(self) -> str:
         """The state of the attempt: as `state`, unless a command asks to be run again."""
         is_asking = self.is_command and not self.is_imposed and self.reason is Reason.requested
-        return "checkpointed" if is_asking else self.state
+        return "checkpointed" if is_asking else self.state.name
 
     @property
     def exit_code(self) -> int:
@@ -156,36 +157,6 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-@dataclass
-class Counts:
-    """The restarts and failures of a job so far; saved in its directory."""
-
-    restarts: int = 0
-    preemptions: int = 0
-    timeouts: int = 0
-    failures: int = 0
-    hangs: int = 0
-    last_hang: list[int] = field(default_factory=list)
-    """Number of steps at the last hang, and the step of the newest checkpoint at that time."""
-    no_progress: int = 0
-    """Attempts in a row that saved nothing new."""
-    unfair: int = 0
-    """The attempts among them that the cluster ended before they could save anything."""
-    excluded: int = 0
-    """Restarts on other nodes, since one was unhealthy."""
-    by_rule: dict[str, int] = field(default_factory=dict)
-    """Number of a rule -> restarts it has granted."""
-    recovery: dict[str, int] | None = None
-    """A rule's recovery command that is to run before the next attempt: the number of the rule,
-    and the exit code that it is for."""
-    brief: int = 0
-    """Attempts in a row that quickly asked to be run again, without known progress."""
-    best_step: int = -1
-    """The highest value of `ledger.saved_steps` so far; -1 before the first checkpoint."""
-    unsaved_s: float = 0.0
-    """Seconds of the last attempt, if it saved nothing new: the next attempt saves earlier."""
 
 
 @dataclass(frozen=True)
@@ -251,11 +222,11 @@ def decide_restart(
         took_s: Duration of the attempt, in seconds.
     """
     what = ending.text
-    is_unfair = is_cut_short and ending.reason in BY_CLUSTER
+    is_evicted_early = is_cut_short and ending.reason in BY_CLUSTER
     if saved_step > counts.best_step:
-        counts.no_progress = counts.unfair = 0
-    elif is_unfair:
-        counts.unfair += 1
+        counts.no_progress = counts.early_evictions = 0
+    elif is_evicted_early:
+        counts.early_evictions += 1
     elif ending.reason is not Reason.disk_full:  # on a full disk no attempt can save
         counts.no_progress += 1
     counts.best_step = max(counts.best_step, saved_step)
@@ -298,7 +269,7 @@ def decide_restart(
         setattr(counts, counter, used + 1)
     counts.restarts += 1
     # The first time can be chance. After that, pause: the cluster ends every attempt early.
-    pauses, first_s = counts.unfair - 1 if is_unfair else 0, _PAUSE_S
+    pauses, first_s = counts.early_evictions - 1 if is_evicted_early else 0, _PAUSE_S
     if ending.reason is Reason.disk_full:
         pauses = counts.failures
     elif is_brief:
@@ -335,10 +306,10 @@ def _without_progress(counts: Counts, limits: RequeueLimits) -> str:
             f"{counts.no_progress} attempts in a row saved nothing new"
             f" (`resilience.requeue.max_no_progress={limits.max_no_progress}`)"
         )
-    if counts.unfair > MAX_CUT_SHORT:
+    if counts.early_evictions > MAX_CUT_SHORT:
         return (
-            f"the cluster ended {counts.unfair} attempts in a row before they could save anything:"
-            f" the limit is {MAX_CUT_SHORT}"
+            f"the cluster ended {counts.early_evictions} attempts in a row before they could save"
+            f" anything: the limit is {MAX_CUT_SHORT}"
         )
     return ""
 

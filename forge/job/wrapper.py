@@ -26,7 +26,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,7 @@ from forge.filesystem.files import make_directory, open_file
 from forge.filesystem.locks import take_lock
 from forge.job import attempts
 from forge.job.hangs import Hangs
-from forge.job.preallocated_file import write_padded
-from forge.job.requeue import Counts, Decision, Ending, decide_restart, spread
+from forge.job.requeue import Decision, Ending, decide_restart, spread
 from forge.job.supervisor import MARGIN_S, ORPHANED_S
 from forge.jobdir import code, ledger, node_fault, plan, verdict
 from forge.jobdir.job_files import (
@@ -53,19 +52,18 @@ from forge.jobdir.job_files import (
     RESULT,
     RETURN_CODE,
     SAVE_WITHIN,
-    STATE,
     TOKEN,
     VERDICT,
     forge_dir,
     job_ledger,
     suffix,
 )
+from forge.jobdir.job_state import Counts, JobState, State
 from forge.jobdir.plan import ExecPlan
 from forge.jobdir.verdict import Verdict
 from forge.process import processes
 from forge.process.world import RankInfo
 
-_STATE_BYTES = 2048
 _SHOWN_FILES = 5
 """The most changed source files that a message names."""
 _LOOK_S = 1.0
@@ -85,9 +83,11 @@ class Job(ABC):
         self.counts = Counts()
         ranks, action = self.plan.num_ranks, self.plan.hang
         self.hangs = Hangs(directory, ranks, action, self._record, self._print, self._note_hang)
+        self._nodes = os.uname().nodename
+        """The nodes on which the tasks run, as Slurm writes them: `n[1-2]`."""
         self._because = ""
         self._asked: Reason | None = None
-        self._began = time.time()
+        self._began = 0.0
         """When the last attempt began; Unix time, like the times in the ledger."""
         self._took_s = 0.0
         """Seconds that the last attempt took."""
@@ -128,7 +128,7 @@ class Job(ABC):
             self._because = decision.because
             when = f" in {decision.pause_s:.0f} s" if decision.pause_s else ""
             self._print(f"{decision.because}: restarting{when} (restart {self.counts.restarts})")
-            self._write_state("starting", self._because)
+            self._write_state(State.starting, self._because)
             code = self._move_on(ending, decision.pause_s)
             if code is not None:
                 return code
@@ -243,28 +243,28 @@ class Job(ABC):
             took_s=self._took_s,
         )
         counts = self.counts
-        counts.unsaved_s = self._took_s if counts.no_progress + counts.unfair > 0 else 0.0
+        counts.unsaved_s = self._took_s if counts.no_progress + counts.early_evictions > 0 else 0.0
         return spread(decision, self.plan.token, counts.restarts)
 
-    def _write_state(self, state: str, because: str = "", **more: Any) -> None:
-        content = {
-            "state": state,
-            "because": because,
-            "pid": os.getpid(),
-            "time": time.time(),
-            "counts": asdict(self.counts),
-            "has_steps": self.plan.exec is None,
+    def _write_state(self, state: State, because: str = "", **more: Any) -> None:
+        content = JobState(
+            state=state,
+            because=because,
+            began=self._began,
+            counts=self.counts,
+            nodes=self._nodes,
+            has_steps=self.plan.exec is None,
             **more,
-        }
+        )
         try:
-            write_padded(self.forge / STATE, json.dumps(content) + "\n", _STATE_BYTES)
+            content.write(self.directory)
         except OSError as error:  # a full disk must not end the job
             self._print(f"state.json cannot be written: {error}")
 
     def _note_hang(self, text: str) -> None:
         """Write a hang that is only logged into state.json, so that the launcher shows it."""
         if self._asked is None:  # otherwise the state says that the job stops
-            self._write_state("running", self._because, time=self._began, hang=text)
+            self._write_state(State.running, self._because, hang=text)
 
     def _record(self, kind: str, **values: Any) -> None:
         """Add a line to the job's ledger."""
@@ -323,8 +323,9 @@ class Job(ABC):
         os.dup2(output, 1)
         os.dup2(output, 2)
         kind = "attempt" if self._recovery is None else "recovery"
-        self._record(kind, restarts=self.counts.restarts)
-        self._write_state("running", self._because)
+        restarts, nodes = self.counts.restarts, self._nodes
+        self._record(kind, attempt=self._number, restarts=restarts, nodes=nodes)
+        self._write_state(State.running, self._because)
         self._before = ledger.last_attempt(self.directory)
         child = self._start(output)
         os.close(output)
@@ -335,7 +336,7 @@ class Job(ABC):
         self._end_strays()
         ending = self._explain_by_code(self.hangs.explain(self._ending(status)))
         said = {"reason": ending.reason.name, "state": ending.ended_as, "text": ending.text}
-        self._record("end", code=ending.code, **said)
+        self._record("end", attempt=self._number, code=ending.code, rank=ending.rank, **said)
         return ending
 
     def _explain_by_code(self, ending: Ending) -> Ending:
@@ -427,10 +428,10 @@ class Job(ABC):
 
     def _end(self, ending: Ending, decision: Decision) -> int:
         state = ending.state
-        if state != "finished":
-            self._print(f"{state}: {decision.because}")
-        self._record(state, because=decision.because)
-        ended = {"code": ending.code, "reason": ending.reason.name, "rank": ending.rank}
+        if state is not State.finished:
+            self._print(f"{state.value}: {decision.because}")
+        self._record(state.name, because=decision.because)
+        ended = {"code": ending.code, "reason": ending.reason, "rank": ending.rank}
         self._write_state(state, decision.because, **ended)
         if self.plan.exec is not None:
             attempts.keep(self.directory)

@@ -25,8 +25,9 @@ from forge.config.schema import (
     ZeroAfterSignal,
 )
 from forge.filesystem.files import open_file
-from forge.jobdir import ledger
-from forge.jobdir.job_files import OUTPUT, STATE, forge_dir, job_ledger, read_json, suffix
+from forge.jobdir import job_state, ledger
+from forge.jobdir.job_files import OUTPUT, job_ledger, suffix
+from forge.jobdir.job_state import State
 from forge.jobdir.plan import ExecPlan, JobPlan, RequeueLimits, read_earlier
 from forge.launch.exec import ComposedCommand
 from forge.launch.sweep import JobPlace
@@ -177,8 +178,8 @@ def _place(directory: Path) -> list[int]:
 
 def is_finished(directory: Path) -> bool:
     """Whether the job is finished."""
-    state = read_json(forge_dir(directory) / STATE)
-    return state is not None and state.get("state") == "finished"
+    state = job_state.read(directory)
+    return state is not None and state.state is State.finished
 
 
 def has_begun(directory: Path) -> bool:

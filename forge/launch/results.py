@@ -16,10 +16,10 @@ from forge.errors import ExitCode, JobTraceback, Reason
 from forge.filesystem.files import read_trusted
 from forge.hydra_app import frozen
 from forge.jobdir.job_files import RESULT, forge_dir, suffix
+from forge.jobdir.job_state import State
 from forge.launch import plan, tracebacks
 from forge.launch.plan import ComposedJob
 from forge.launch.progress.observed import ObservedJob
-from forge.launch.progress.view import State
 
 
 class JobError(errors.JobError, CompactHydraException):

@@ -29,6 +29,7 @@ from forge.job.record import Record
 from forge.job.requeue import Decision, Ending, decide_restart
 from forge.jobdir import job_dir, ledger, spawned, verdict
 from forge.jobdir.job_files import REHEARSAL
+from forge.jobdir.job_state import State
 from forge.jobdir.plan import RequeueLimits
 from forge.process import world
 from forge.process.time_limit import SLURM_END_TIME
@@ -102,11 +103,12 @@ class BatchJob:
             end = self._began + left_s
             self.stops_at = end - min(work.warning_s, left_s / 2)
             os.environ.setdefault(SLURM_END_TIME, f"{end:.0f}")  # Slurm sets it since version 23
-        if self._record.read() in ("started", "requeued"):
-            self._record.take_over()
+        before = self._record.read()
+        if before is not None and not before.state.is_final:
+            self._record.counts = before.counts
         else:
             self._record.counts.best_step = work.saved_step()
-        self._write("started")
+        self._write(State.running)
 
     @property
     def command(self) -> str:
@@ -157,7 +159,7 @@ class BatchJob:
             return self._is_back(reason, "by Slurm, by the script, or by `scontrol requeue`")
         if not decision.starts_again:
             return self._end(code, f"is not requeued: {decision.because}")
-        self._write("requeued", decision.because)  # before Slurm can end this process
+        self._write(State.queued, decision.because)  # before Slurm can end this process
         self._own.requeue()
         if decision.pause_s:
             with contextlib.suppress(SlurmError), stopping.block_signals():
@@ -228,18 +230,18 @@ class BatchJob:
         return left_s - _SPARE_S
 
     def _is_back(self, reason: Reason, because: str) -> int:
-        self._write("requeued", because)
+        self._write(State.queued, because)
         self._judge(f"requeued: {because}", int(ExitCode.REQUEUE), reason)
         messages.say(f"Requeued job {self._own.name}: {because}")
         return int(ExitCode.REQUEUE)
 
     def _end(self, code: int, text: str, level: int = logging.INFO) -> int:
-        self._write("stopped", text, code)
+        self._write(State.stopped, text, code)
         self._judge(f"job {self._own.name} {text}", code)
         messages.say(f"Job {self._own.name} {text}. To resume it:\n  {self.command}", level)
         return code
 
-    def _write(self, state: str, because: str = "", code: int = 0) -> None:
+    def _write(self, state: State, because: str = "", code: int = 0) -> None:
         self._record.write(state, because, code, argv=sys.argv[1:])  # for `same_dir`
 
     def _judge(self, text: str, code: int, reason: Reason | None = None) -> None:

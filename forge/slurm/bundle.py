@@ -17,16 +17,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from forge.filesystem.files import make_trusted_directory, open_trusted
+from forge.jobdir import job_state
 from forge.jobdir.job_files import (
     CODE,
     STATE,
     TASK,
     forge_dir,
     is_busy,
-    read_json,
     write_atomically,
     write_json,
 )
+from forge.jobdir.job_state import State
 from forge.jobdir.plan import JobPlan, from_json, read_earlier
 
 _SUFFIX = ".bundle"
@@ -96,8 +97,9 @@ def unpack(path: Path, number: int) -> Path:
         plan = from_json(json.loads(file.read(plan_size)), str(path))
         config = file.read(config_size)
     make_trusted_directory(forge_dir(directory))
-    state = read_json(forge_dir(directory) / STATE) or {}
-    if state.get("state") != "finished" and "unrequeued" not in state:
+    state = job_state.read(directory)
+    is_kept = state is not None and (state.state is State.finished or "unrequeued" in state.backend)
+    if not is_kept:
         (forge_dir(directory) / STATE).unlink(missing_ok=True)
     if not (forge_dir(directory) / CODE).exists():  # the first start notes it
         write_json(forge_dir(directory) / CODE, head["code"])

@@ -39,10 +39,11 @@ from forge.errors import (
     is_disk_full,
 )
 from forge.filesystem.files import exit_on_error
-from forge.job.requeue import Counts, Decision, Ending, decide_restart, signal_name, spread
+from forge.job.requeue import Decision, Ending, decide_restart, signal_name, spread
 from forge.job.wrapper import Job
-from forge.jobdir import ledger, node_fault
-from forge.jobdir.job_files import ENDED, REPORT, STATE, read_json, suffix, write_atomically
+from forge.jobdir import job_state, ledger, node_fault
+from forge.jobdir.job_files import REPORT, read_json, suffix, write_atomically
+from forge.jobdir.job_state import Counts, State
 from forge.jobdir.node_fault import NodeFault
 from forge.process import processes, time_limit
 from forge.slurm import bundle, client, step, successor
@@ -86,6 +87,7 @@ class SlurmJob(Job):
         self._script = script
         self._job = client.own_job(os.environ)
         self._slurm_restarts = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
+        self._nodes = os.environ.get("SLURM_JOB_NODELIST", "")
         self._is_ending = False
         """Whether Slurm has begun to end the job: the batch script has received a signal, too."""
         self._is_by_hand = False
@@ -117,41 +119,41 @@ class SlurmJob(Job):
             The end of the last attempt, if its wrapper was killed before it could count it.
         """
         self._end_strays()
-        state = read_json(self.forge / STATE)  # the launcher has removed those of earlier sweeps
+        state = job_state.read(self.directory)  # the launcher has removed those of earlier sweeps
         if state is None:
             self.counts.best_step = self._saved_step()
             self.counts.restarts = self._slurm_restarts
             return None
-        if state["state"] == "finished":
+        if state.state is State.finished:
             return Ending.of(ExitCode.FINISHED)
-        before = int(state.get("slurm_restarts", 0))
-        is_same_job = state.get("slurm_job") == self._job
+        before, more = int(state.start or 0), state.backend
+        is_same_job = state.job == self._job
         is_same_start = is_same_job and before == self._slurm_restarts
-        is_same_list = is_same_job or state.get("successor") == self._job
-        self._exclusions.load(state, is_same_list=is_same_list)
-        self._ancestors = list(state.get("ancestors", ()))
-        self._ancestors += [] if is_same_job else [str(state.get("slurm_job"))]
-        if is_same_start and "successor" in state:
+        is_same_list = is_same_job or more.get("successor") == self._job
+        self._exclusions.load(more, is_same_list=is_same_list)
+        self._ancestors = list(more.get("ancestors", ()))
+        self._ancestors += [] if is_same_job else [state.job]
+        if is_same_start and "successor" in more:
             sys.exit(int(ExitCode.REQUEUE))
-        has_ended = state["state"] in ENDED
+        has_ended = state.state.is_final
         if has_ended and is_same_start:  # it had ended, and then its wrapper was killed
-            code = state["code"] or ExitCode.TERMINATED  # 0: a command that was asked to stop
+            code = state.code or ExitCode.TERMINATED  # 0: a command that was asked to stop
             sys.exit(int(code) if code >= 0 else 128 - code)
-        if has_ended and "unrequeued" not in state:
+        if has_ended and "unrequeued" not in more:
             self.counts.best_step = self._saved_step()
             return None  # requeued by hand: another chance
-        self.counts = Counts(**state["counts"])
+        self.counts = state.counts
         if is_same_start and successor.is_noted(self.forge, self._job, before):
             refusal = "forge's wrapper process was killed while it resubmitted the job"
-            sys.exit(self._resubmit(state["because"], int(ExitCode.REQUEUE), 0.0, refusal))
-        self._step = int(state.get("step", -1)) if is_same_start else -1
+            sys.exit(self._resubmit(state.because, int(ExitCode.REQUEUE), 0.0, refusal))
+        self._step = int(more.get("step", -1)) if is_same_start else -1
         # Slurm starts a job that was resubmitted without a requeue.
         self._account(self._slurm_restarts - (before + 1 if is_same_job else 0))
-        if state["state"] != "running":
-            self._because = state["because"]
+        if state.state is not State.running:
+            self._because = state.because
             return None
         progress = ledger.read_progress(self.directory)
-        self._began = state["time"]
+        self._began = state.began
         self._took_s = max(progress.began - self._began, 0.0) if progress is not None else 0.0
         killed = Ending.of(-signal.SIGKILL)
         # The killed wrapper has perhaps not read the ranks' reports of sick nodes.
@@ -161,7 +163,7 @@ class SlurmJob(Job):
             return killed
         # Slurm itself has requeued the job: the wrapper had no time to note it, or was killed.
         self._is_ours = True
-        is_told = state.get("is_ending", False)
+        is_told = more.get("is_ending", False)
         if is_told:
             return killed.imposed(Reason.preempted, _BROUGHT_BACK)
         return killed.imposed(Reason.node_failed)
@@ -177,13 +179,13 @@ class SlurmJob(Job):
         limit_s = self.plan.time_limit_s
         return not has_boundary or (limit_s is not None and self._took_s < limit_s / 2)
 
-    def _write_state(self, state: str, because: str = "", **more: Any) -> None:
-        start = {"slurm_job": self._job, "slurm_restarts": self._slurm_restarts}
-        start |= {"ancestors": self._ancestors}
-        start |= self._exclusions.to_json()
-        if state == "running" and self._is_ending:
-            start["is_ending"] = True
-        super()._write_state(state, because, **start, step=self._step, **more)
+    def _write_state(self, state: State, because: str = "", **more: Any) -> None:
+        own = {"ancestors": self._ancestors, "step": self._step, **self._exclusions.to_json()}
+        if state is State.running and self._is_ending:
+            own["is_ending"] = True
+        own |= more.pop("backend", {})
+        start = {"job": self._job, "start": str(self._slurm_restarts), "backend": own}
+        super()._write_state(state, because, **start, **more)
 
     def _end_step(self) -> None:
         """End the last step, so that none of its processes is left when the next step begins."""
@@ -213,7 +215,7 @@ class SlurmJob(Job):
             step.command(self.directory, options.start),
         )
         self._step += 1
-        self._write_state("running", self._because)  # with the step's number
+        self._write_state(State.running, self._because)  # with the step's number
         # Popen does not wait for it: `processes.reap` collects every child. srun gets a session of
         # its own, since `scancel --full` signals our process group, and srun kills the tasks on
         # SIGTERM.
@@ -276,7 +278,7 @@ class SlurmJob(Job):
                 self._pass_on()
             if self._is_ending and not was_ending:
                 # In case the wrapper is killed before it can write the reason.
-                self._write_state("running", self._because, time=self._began)
+                self._write_state(State.running, self._because)
                 deadline = min(deadline, time.monotonic() + self._patience_s())
             reports = self._reports()
             ended = ((rank, report) for rank, report in enumerate(reports) if report is not None)
@@ -545,7 +547,7 @@ class SlurmJob(Job):
         if self._exclusions.apply(self._job, choice, _ASK_S):
             left_out = [one.node for one in choice.left_out]
             self._record("excluded", nodes=choice.names, left_out=left_out)
-            self._write_state("starting", self._because)
+            self._write_state(State.queued, self._because)
 
     def _attempt(self) -> Ending:
         self._leave_sick_nodes()
@@ -595,7 +597,7 @@ class SlurmJob(Job):
             self._print(
                 f"forge could not exclude this node, so the job may start on it again: {error}"
             )
-        self._write_state("starting", self._because)
+        self._write_state(State.queued, self._because)
         sys.exit(int(ExitCode.REQUEUE))
 
     # -- if Slurm does not requeue the job -----------------------------------------------------
@@ -638,9 +640,8 @@ class SlurmJob(Job):
             " run that command again"
         )
         self._record("stopped", because=because)
-        self._write_state(
-            "stopped", because, code=code, reason=Reason.unanswered.name, unrequeued=problem
-        )
+        ended = {"code": code, "reason": Reason.unanswered, "backend": {"unrequeued": problem}}
+        self._write_state(State.stopped, because, **ended)
         return code
 
     def _resubmit(
@@ -664,7 +665,7 @@ class SlurmJob(Job):
             f" Jobs that depend on {self._job} do not wait for {job}: change their dependency by"
             f" `scontrol update JobId=<their id> Dependency=<type>:{job}`."
         )
-        self._write_state("starting", what, successor=job)
+        self._write_state(State.queued, what, backend={"successor": job})
         return int(ExitCode.REQUEUE)
 
     def _can_stay(self) -> bool:

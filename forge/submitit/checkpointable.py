@@ -28,7 +28,7 @@ import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from forge import messages
 from forge.config import loading, removed
@@ -40,6 +40,7 @@ from forge.job.record import Record
 from forge.job.requeue import Decision, Ending, decide_restart
 from forge.jobdir import job_dir, ledger
 from forge.jobdir.job_files import RANK, RANKS, forge_dir
+from forge.jobdir.job_state import JobState, State
 from forge.jobdir.plan import RequeueLimits
 from forge.process import processes
 from forge.shutdown import stopping
@@ -54,8 +55,6 @@ _BEGIN_LOOK_S = 1.0
 """Seconds between two checks by another rank whether rank 0 has begun."""
 _RAISED_S = 5.0
 """Seconds for another rank to store its exception."""
-_ENDED = ("stopped", "given up", "failed")
-"""States of a job that is not started again."""
 
 
 class Checkpointable:
@@ -150,6 +149,16 @@ class Checkpointable:
 # -- one start ---------------------------------------------------------------------------------
 
 
+def _is_decided(state: JobState | None) -> bool:
+    """Whether rank 0 has decided what follows the end of this start."""
+    return state is not None and state.state is not State.running
+
+
+def _has_failed(state: JobState | None) -> TypeGuard[JobState]:
+    """Whether rank 0 has ended the job."""
+    return state is not None and state.state in (State.stopped, State.failed)
+
+
 class _Attempt:
     """One start of a job: handles signals, runs the task, decides on a restart."""
 
@@ -186,7 +195,7 @@ class _Attempt:
         if refusal is not None:
             raise refusal
         if failure is None:
-            self._record.write("finished")
+            self._record.write(State.finished)
             return value
         following = self._what_follows(failure)
         if following is failure:
@@ -201,22 +210,24 @@ class _Attempt:
             return task(*args, **kwargs)
         except SystemExit:
             until = time.monotonic() + MARGIN_S
-            while self._record.of_this_start() in ("", "running") and time.monotonic() < until:
+            while not _is_decided(state := self._record.of_this_start()):
+                if time.monotonic() > until:
+                    break
                 time.sleep(_LOOK_S)
-            if self._record.of_this_start() in _ENDED:
-                said = self._record.content
-                raise JobError(said["because"], said["code"]) from None
+            if _has_failed(state):
+                raise JobError(state.because, state.code) from None
             raise
         finally:
             self._has_left.set()
 
     def _watch_rank_0(self) -> None:
         """Wait until rank 0 has begun; exit if it refuses to, since rendezvous would time out."""
-        while not (self._record.of_this_start() or self._has_left.wait(_BEGIN_LOOK_S)):
-            pass
-        if self._record.of_this_start() in _ENDED and not self._has_left.is_set():
-            self._backend.store_error(self._record.content["because"])
-            os._exit(self._record.content["code"] or 1)
+        while (state := self._record.of_this_start()) is None:
+            if self._has_left.wait(_BEGIN_LOOK_S):
+                return
+        if _has_failed(state) and not self._has_left.is_set():
+            self._backend.store_error(state.because)
+            os._exit(state.code or 1)
 
     def _call(self, task: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         threading.Thread(target=self._watch, name="forge-deadline", daemon=True).start()
@@ -239,15 +250,15 @@ class _Attempt:
         result = self._backend.result
         for path in (result, result.with_suffix(f"{result.suffix}.save_tmp")):
             path.unlink(missing_ok=True)
-        state, found = self._record.read(), self._record.content
-        if state in ("running", "requeued", "given up"):
-            self._record.take_over()
+        before = self._record.read()
+        if before is not None and (before.ends_next_start or not before.state.is_final):
+            self._record.counts = before.counts
         else:
             self._record.counts.best_step = self._saved_step()
-        if state == "given up":
-            self._record.write(state, found["because"], found["code"])
-            return JobError(found["because"], found["code"])
-        if state == "running":
+        if before is not None and before.ends_next_start:
+            self._record.write(before.state, before.because, before.code, ends_next_start=True)
+            return JobError(before.because, before.code)
+        if before is not None and before.state is State.running:
             decision = self._decide(Ending.of(-signal.SIGKILL))
             if not decision.starts_again:
                 because = (
@@ -255,7 +266,7 @@ class _Attempt:
                     f" {decision.because}"
                 )
                 return self._give_up(because, 128 + signal.SIGKILL)
-        self._record.write("running")
+        self._record.write(State.running)
         return None
 
     def _warn_of_others(self) -> None:
@@ -308,14 +319,14 @@ class _Attempt:
             is_back = True
             decision = self._decide(Ending.of(ExitCode.REQUEUE))
             if decision.starts_again:
-                self._record.write("requeued", "by Slurm")
+                self._record.write(State.queued, "by Slurm")
                 return stopping.leave(self._backend.restart_code, "requeued by Slurm")
         except SlurmError as problem:
             decision = Decision(
                 starts_again=False, because=f"cannot ask Slurm why the job was stopped: {problem}"
             )
         if not is_stop and not isinstance(failure, SystemExit):
-            self._record.write("failed", decision.because, ending.code)
+            self._record.write(State.failed, decision.because, ending.code)
             return failure
         is_cancelled = ending.reason is Reason.cancelled
         because = "it was cancelled" if is_cancelled else decision.because
@@ -326,7 +337,7 @@ class _Attempt:
         if must_ask and self._backend.why(None, int(ExitCode.REQUEUE)) is Reason.cancelled:
             raise NoSuchJob("it was cancelled")
         leaving = stopping.leave(self._backend.restart_code, f"requeued: {decision.because}")
-        self._record.write("requeued", decision.because)
+        self._record.write(State.queued, decision.because)
         self._backend.requeue()
         messages.say(f"Requeued job {self._backend.job}: {decision.because}")
         return leaving
@@ -344,7 +355,7 @@ class _Attempt:
 
     def _give_up(self, because: str, code: int, *, is_back: bool = False) -> JobError:
         # A job that is requeued by hand after its end gets new budgets.
-        self._record.write("given up" if is_back else "stopped", because, code)
+        self._record.write(State.stopped, because, code, ends_next_start=is_back)
         return JobError(
             f"{because}. Its checkpoints are in {self._directory}; to resume:\n"
             f"  {self._backend.command}",

@@ -10,10 +10,12 @@ from dataclasses import replace
 import pytest
 
 from forge.errors import Reason
-from forge.job import hang_files, hangs, preallocated_file
+from forge.filesystem import preallocated_file
+from forge.job import hang_files, hangs
 from forge.job.hang_files import HangQuery, HangReport, QueryPhase
 from forge.job.hangs import Hangs, find_culprit
 from forge.job.requeue import Ending
+from forge.jobdir.job_state import State
 
 QUERY = HangQuery(attempt=1, rank=0, time=12.5)
 
@@ -101,7 +103,7 @@ def test_a_hang_is_shown_by_all_and_then_ended(job):
     assert (found["rank"], found["step"], sorted(found["ranks"])) == (0, 7, ["0", "1"])
     ended = job.hangs.explain(Ending.of(-9, is_held=True))
     assert ended.text == job.said[0].partition("; the job")[0]
-    assert (ended.reason, ended.exit_code, ended.state) == (Reason.hung, 70, "failed")
+    assert (ended.reason, ended.exit_code, ended.state) == (Reason.hung, 70, State.failed)
     assert job.noted == []  # the launcher prints the reason of the attempt's end anyway
     assert ended.hung_at == 7
 

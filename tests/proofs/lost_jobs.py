@@ -63,7 +63,7 @@ HEADER = (
     *("what was done", "Slurm's states, s after the job was seen first", "Restarts"),
     *("attempts", "why each ended", "counted", "steps repeated", "weights and losses"),
 )
-COUNTED = ("preemptions", "timeouts", "failures", "unfair")
+COUNTED = ("preemptions", "timeouts", "failures", "early_evictions")
 LOOK_S = 0.3
 SILENT_S = 3.0
 

@@ -208,8 +208,8 @@ DEFECTS = [
     Defect(
         "requeue_progress",
         "job/requeue.py",
-        "counts.no_progress = counts.unfair = 0",
-        "counts.unfair = 0",
+        "counts.no_progress = counts.early_evictions = 0",
+        "counts.early_evictions = 0",
         "a job that makes progress is given up",
         "job/test_requeue.py",
     ),
@@ -266,8 +266,8 @@ DEFECTS = [
     Defect(
         "submitit_budgets",
         "submitit/checkpointable.py",
-        'if state in ("running", "requeued", "given up"):',
-        'if state in ("running", "given up"):',
+        "(before.ends_next_start or not before.state.is_final)",
+        "(before.ends_next_start or before.state is State.running)",
         "budgets start anew with every requeue, so that a job never ends",
         "submitit",
     ),

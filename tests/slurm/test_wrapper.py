@@ -343,7 +343,7 @@ def test_it_is_submitted_anew_with_its_number_in_the_array(played, monkeypatch):
     ended = preempted(played())
     (asked,) = ended.noted("submit")
     assert asked == (*SUBMITTED, "--array=3")
-    assert (ended.code, ended.state["state"], ended.state["successor"]) == (75, "starting", "99_3")
+    assert (ended.code, ended.state["state"], ended.state["successor"]) == (75, "queued", "99_3")
 
 
 @pytest.mark.parametrize("was_submitted", [True, False])

@@ -219,7 +219,7 @@ class SlurmJob(SweptJob):
     @property
     def slurm_id(self) -> str:
         """The job's id for Slurm's commands."""
-        return self.state["slurm_job"]
+        return self.state["job"]
 
     @property
     def shown(self) -> dict[str, str]:

@@ -18,12 +18,12 @@ from forge.filesystem.files import open_file
 from forge.job.requeue import signal_name
 from forge.jobdir import plan
 from forge.jobdir.job_files import OUTPUT, PLAN, TOKEN, forge_dir
+from forge.jobdir.job_state import JobState, State
 from forge.launch.interrupts import handled
 from forge.launch.local.resources import Slots
 from forge.launch.plan import ROOT
 from forge.launch.progress.display import Display
-from forge.launch.progress.observed import ObservedJob, reason_of
-from forge.launch.progress.view import State
+from forge.launch.progress.observed import ObservedJob
 
 _START = f"import sys; sys.path.append({ROOT!r}); from forge.job.local import main;"
 _START += " sys.exit(main(sys.argv[1:]))"
@@ -45,9 +45,9 @@ class QueuedJob(ObservedJob):
     wrappers: int = 0
     """Number of its wrappers that ended without a final state."""
 
-    def is_own(self, content: dict[str, Any]) -> bool:
+    def is_own(self, content: JobState) -> bool:
         """Whether the state was written by the wrapper that this queue started."""
-        return self.process is not None and content.get("pid") == self.process.pid
+        return self.process is not None and content.pid == self.process.pid
 
 
 class Queue:
@@ -66,9 +66,9 @@ class Queue:
         self._handled = 0
         for job in jobs:
             content = job.read_state()
-            if content is not None and content.get("state") == "finished":
+            if content is not None and content.state is State.finished:
                 job.state, job.because = State.finished, "finished before"
-                job.restarts = content.get("counts", {}).get("restarts", 0)
+                job.restarts = content.counts.restarts
 
     def run(self) -> int | None:
         """Run every job; returns the signal that stopped the sweep, or None."""
@@ -159,7 +159,7 @@ class Queue:
         content = job.read_state() if job.state.is_final else None
         job.process = None
         if content is not None:
-            job.reason, job.code = reason_of(content), content["code"]
+            job.reason, job.code = content.reason, content.code
         elif not self._received and job.wrappers <= _MAX_WRAPPERS and code not in _REFUSED:
             how = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
             self._display.say(

@@ -15,8 +15,9 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, TextIO, cast
 
+from forge.jobdir.job_state import State
 from forge.launch.progress.table import ACTIVE, STYLES, clock, news, table
-from forge.launch.progress.view import JobView, State
+from forge.launch.progress.view import JobView
 from forge.messages import escape
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from forge.launch.progress.view import JobView, State
+from forge.jobdir.job_state import State
+from forge.launch.progress.view import JobView
 from forge.messages import escape
 
 if TYPE_CHECKING:

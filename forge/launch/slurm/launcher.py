@@ -21,15 +21,15 @@ from omegaconf import DictConfig, OmegaConf
 from forge import messages
 from forge.errors import ConfigError, Exit, ExitCode, SlurmRefused
 from forge.jobdir import code as job_code
-from forge.jobdir import job_dir
-from forge.jobdir.job_files import ENDED, STATE, forge_dir, read_json, write_atomically
+from forge.jobdir import job_dir, job_state
+from forge.jobdir.job_files import write_atomically
+from forge.jobdir.job_state import State
 from forge.jobdir.plan import JobPlan, SlurmPlan
 from forge.launch import opening, payload, plan
 from forge.launch.compose import compose, is_stale, start_over
 from forge.launch.hydra_launcher import Request
 from forge.launch.plan import ROOT, ComposedJob
 from forge.launch.progress.again import how_to_resume
-from forge.launch.progress.view import State
 from forge.launch.results import result_of
 from forge.launch.slurm import preview, slurm_options
 from forge.launch.slurm.cluster import Cluster
@@ -166,9 +166,9 @@ def _find(jobs: list[_Job], submitted: Submitted, directory: Path) -> None:
     for job in jobs:
         number = job.composed.place.number
         slurm_id = submitted.ids.get(number, "")
-        said = read_json(forge_dir(job.composed.directory) / STATE) or {}
-        if slurm_id in numbers(said):
-            slurm_id = numbers(said)[0]
+        state = job_state.read(job.composed.directory)
+        if slurm_id in (known_as := numbers(state)):
+            slurm_id = known_as[0]
         known, script = queue.get(slurm_id), submitted.scripts.get(number, "")
         if known is None or not known.is_alive:  # a killed wrapper could not record this
             slurm_id = client.resubmitted(slurm_id, script, queue) or ""
@@ -177,7 +177,7 @@ def _find(jobs: list[_Job], submitted: Submitted, directory: Path) -> None:
             continue
         if known.script != script or not Path(script).is_relative_to(directory):
             continue  # a job of another sweep, for example if this directory is a copy
-        has_ended = said.get("slurm_job") == slurm_id and said.get("state") in ENDED
+        has_ended = state is not None and state.job == slurm_id and state.state.is_final
         if has_ended and known.state in ("RUNNING", "COMPLETING"):
             continue  # it is ending, and has to run again
         job.slurm_id, job.has_ended = slurm_id, has_ended

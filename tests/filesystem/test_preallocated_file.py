@@ -2,8 +2,8 @@
 
 import pytest
 
-from forge.job import preallocated_file
-from forge.job.preallocated_file import write_padded
+from forge.filesystem import preallocated_file
+from forge.filesystem.preallocated_file import write_padded
 
 
 def test_on_a_full_disk_a_file_is_written_in_its_place(tmp_path, monkeypatch):
