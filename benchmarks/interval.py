@@ -5,9 +5,9 @@
 Each history is a job that needs H hours of training, with losses (kills, lost nodes) at random
 times of an exponential distribution, and a save of a fixed cost. After a loss the job starts again
 from its last save. The best fixed interval of a history is found by trying 60 of them on the same
-losses. Printed is productive time: hours of training divided by hours until the job was done, for
-`auto` divided by that of the best fixed interval: median and minimum over the histories. forge's own
-function computes the interval; everything else is replayed, without a clock.
+losses. Printed is the productive share: hours of training divided by hours until the job was done;
+then that of `auto` divided by that of the best fixed interval, median and minimum over the
+histories. forge's own function computes the interval; all else is replayed, without a clock.
 """
 
 from __future__ import annotations
@@ -88,7 +88,9 @@ def main() -> None:
     options = parser.parse_args()
     work_s = options.hours * 3600
     print(f"{options.histories} histories of {options.hours:g} h each")
-    print(f"{'loss every':>10}  {'save':>5}  {'auto':>6}  {'best':>6}  {'600 s':>6}  auto/best, least")
+    print(
+        f"{'loss every':>10}  {'save':>5}  {'auto':>6}  {'best':>6}  {'600 s':>6}  auto/best, least"
+    )
     for name, mtbf_s in MTBF_S.items():
         for cost_s in COSTS_S:
             found, best, plain = [], [], []

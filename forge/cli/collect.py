@@ -25,7 +25,9 @@ def main(arguments: list[str]) -> int:
     parser = sweep_command.parser("collect", _WHAT, _EXAMPLES)
     parser.add_argument("sweep", nargs="?", metavar="SWEEP", help=sweep_command.WHERE)
     kinds = parser.add_mutually_exclusive_group()
-    kinds.add_argument("--csv", action="store_true", help="CSV; the default if the output is a file")
+    kinds.add_argument(
+        "--csv", action="store_true", help="CSV; the default if the output is a file"
+    )
     kinds.add_argument("--json", action="store_true", help="JSON")
     what = "only this metric (NAME, NAME:max or NAME:min); can be given several times"
     parser.add_argument("--metric", action="append", metavar="NAME", default=[], help=what)
@@ -44,7 +46,7 @@ def _print(options: argparse.Namespace) -> int:
 
 
 def _table(found: list[dict[str, object]], columns: int) -> list[Line]:
-    """Aligned columns, as many as fit; the directory only where there is room."""
+    """Aligned columns, as many as fit, without the directory."""
     names = [name for name in collect.columns(found) if name != "directory"]
     cells = [[_cell(row.get(name)) for name in names] for row in found]
     widths = [max(len(name), *(len(row[n]) for row in cells)) for n, name in enumerate(names)]

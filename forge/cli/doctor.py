@@ -189,7 +189,7 @@ def _summary(rows: Sequence[Row], *, is_verbose: bool) -> str:
 
 
 def _print_cluster(directory: Path) -> None:
-    """What the cluster's configuration means for a job; nothing on a machine without Slurm."""
+    """Print the effects of the cluster's configuration; nothing on a machine without Slurm."""
     if not client.can_submit():
         return
     width = shutil.get_terminal_size((_WIDTH, 0)).columns
@@ -202,13 +202,12 @@ def _print_cluster(directory: Path) -> None:
     with contextlib.suppress(OSError):  # not Linux
         mounts = Path("/proc/mounts").read_text()
         found.append(cluster_facts.shared_directory(os.path.realpath(directory), mounts))
-    sys.stdout.write("\nWhat this cluster does to a job:\n")
+    sys.stdout.write("\nEffects of this cluster's configuration on a job:\n")
     for fact in found:
         text = messages.escape(f"{fact.topic}: {fact.text}")
         lines = textwrap.wrap(text, width, subsequent_indent="  ", break_on_hyphens=False)
-        lead = {"initial_indent": "  → ", "subsequent_indent": "    "}
-        remedy = messages.escape(fact.remedy)
-        lines += textwrap.wrap(remedy, width, break_on_hyphens=False, **lead)
+        remedy = f"→ {messages.escape(fact.remedy)}" if fact.remedy else ""
+        lines += [f"  {line}" for line in textwrap.wrap(remedy, width - 2)]
         sys.stdout.write("\n".join(lines) + "\n")
     sys.stdout.flush()
 

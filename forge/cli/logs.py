@@ -15,8 +15,8 @@ from forge.sweeps.job import Job
 from forge.sweeps.sweep import NoSweep, Sweep
 
 _WHAT = """\
-Print the output of a job, over all of its attempts or of one. Of a job that waits, the output of its
-earlier attempts."""
+Print the output of a job, over all of its attempts or of one. For a job that waits, that is the
+output of its earlier attempts."""
 _EXAMPLES = """\
   forge logs 3                   job 3 of the newest sweep here
   forge logs lr=0.1,seed=2 -f    follow the output of a job
@@ -30,7 +30,9 @@ def main(arguments: list[str]) -> int:
     """The command `forge logs`."""
     parser = sweep_command.parser("logs", _WHAT, _EXAMPLES)
     parser.add_argument("words", nargs="*", metavar="[SWEEP] JOB", help=sweep_command.JOBS)
-    parser.add_argument("-f", "--follow", action="store_true", help="print what comes, until the end")
+    parser.add_argument(
+        "-f", "--follow", action="store_true", help="print what comes, until the end"
+    )
     parser.add_argument("-n", "--lines", type=int, metavar="N", help="only the last N lines")
     parser.add_argument("--attempt", type=int, metavar="N", help="only attempt N, from 1")
     parser.add_argument("--rank", type=int, metavar="R", default=0, help="of rank R (default: 0)")
@@ -70,7 +72,9 @@ def _span(job: Job, options: argparse.Namespace) -> tuple[int, int | None]:
         return 0, None
     found = attempts.read(job.directory)
     if not 1 <= options.attempt <= len(found):
-        raise NoSweep(f"`--attempt {options.attempt}`: job {job.number} has had {len(found)} attempts")
+        raise NoSweep(
+            f"`--attempt {options.attempt}`: job {job.number} has had {len(found)} attempts"
+        )
     own, *later = found[options.attempt - 1 :]
     if len(own.log) <= options.rank:
         raise NoSweep(
@@ -90,7 +94,9 @@ def _no_output(whole: Sweep, job: Job, path: Path, rank: int) -> str:
     if rank:
         return f"{path} does not exist: the job has no rank {rank}, or it has not started"
     waits = f": {job.waits_for}" if job.waits_for else ""
-    return f"job {job.number} has no output yet, since it has not started ({job.state.value}{waits})"
+    return (
+        f"job {job.number} has no output yet, since it has not started ({job.state.value}{waits})"
+    )
 
 
 def _copy(path: Path, begin: int, end: int | None) -> int:

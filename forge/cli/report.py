@@ -25,7 +25,9 @@ def main(arguments: list[str]) -> int:
     parser = sweep_command.parser("report", _WHAT, _EXAMPLES)
     parser.add_argument("sweep", nargs="?", metavar="SWEEP", help=sweep_command.WHERE)
     file = "the file to write (default: report.html in the current directory)"
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", default=Path("report.html"), help=file)
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", default=Path("report.html"), help=file
+    )
     what = "the metric to compare; NAME:max or NAME:min says which value is the best one"
     parser.add_argument("--metric", metavar="NAME", default="", help=what)
     return sweep_command.run(lambda: _write(parser.parse_args(arguments)))

@@ -10,9 +10,10 @@ from statistics import fmean
 
 from forge.cli import sweep_command
 from forge.cli.sweep_command import output, width
+from forge.jobdir.job_state import State
 from forge.messages import escape
 from forge.sweeps import as_json, render, status, words
-from forge.sweeps.job import Job, State
+from forge.sweeps.job import Job
 from forge.sweeps.render import Line
 from forge.sweeps.status import ORDER, Chosen
 from forge.sweeps.sweep import NoSweep, Sweep
@@ -140,8 +141,12 @@ def _groups(jobs: Iterable[Job], key: str, metric: Chosen) -> Iterable[Line]:
         value = next((value for name, _, value in own if name == key), "(not set)")
         groups.setdefault(value, []).append(job)
     if set(groups) == {"(not set)"}:
-        names = {one.lstrip("+~").partition("=")[0] for own in groups.values() for job in own
-                 for one in job.overrides}
+        names = {
+            one.lstrip("+~").partition("=")[0]
+            for own in groups.values()
+            for job in own
+            for one in job.overrides
+        }
         raise NoSweep(
             f"`--group-by {key}`: no job has this override; expected one of:"
             f" {', '.join(sorted(names)) or 'the sweep has none'}"

@@ -1,4 +1,4 @@
-"""What the commands about sweeps share: the argument that names a sweep, errors, and the output."""
+"""Common to all commands about sweeps: the argument that names a sweep, errors, the output."""
 
 from __future__ import annotations
 

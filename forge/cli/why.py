@@ -72,7 +72,11 @@ def _lines(whole: Sweep, found: list[tuple[Job, list[Answer]]]) -> Iterator[Line
 def _wrapped(text: str, columns: int, lead: str, style: str) -> Iterator[Line]:
     rest = " " * len(lead)
     for line in textwrap.wrap(
-        text, columns, initial_indent=lead, subsequent_indent=rest, break_on_hyphens=False,
+        text,
+        columns,
+        initial_indent=lead,
+        subsequent_indent=rest,
+        break_on_hyphens=False,
         break_long_words=False,
     ):
         yield Line(line, style)

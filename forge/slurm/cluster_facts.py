@@ -1,4 +1,4 @@
-"""What a cluster's configuration means for a job: its preemption, its time limit, a lost node.
+"""Effects of a cluster's configuration on a job: at a preemption, a time limit, a lost node.
 
 The words are those of slurm.conf(5); each effect was measured on Slurm 22.05.
 """
@@ -14,8 +14,23 @@ from forge.slurm import job_info
 
 Fields = Mapping[str, str]
 _KILL_WAIT_S = 30.0
-_REMOTE = ("nfs", "lustre", "gpfs", "beegfs", "ceph", "fuse", "afs", "cifs", "smb", "panfs", "wekafs",
-           "virtiofs", "9p", "orangefs", "quobyte")
+_REMOTE = (
+    "nfs",
+    "lustre",
+    "gpfs",
+    "beegfs",
+    "ceph",
+    "fuse",
+    "afs",
+    "cifs",
+    "smb",
+    "panfs",
+    "wekafs",
+    "virtiofs",
+    "9p",
+    "orangefs",
+    "quobyte",
+)
 """Beginnings of the names of file systems that several machines share."""
 
 
@@ -43,8 +58,11 @@ def facts(settings: Fields, partitions: Mapping[str, Fields]) -> Iterator[Fact]:
     yield _node_failure(settings)
     size = settings.get("MaxArraySize", "")
     if size.isdecimal():
-        yield Fact("MaxArraySize", f"A job array has at most {int(size) - 1} jobs; forge splits larger"
-                   " sweeps into several arrays.")
+        yield Fact(
+            "MaxArraySize",
+            f"A job array has at most {int(size) - 1} jobs; forge splits larger"
+            " sweeps into several arrays.",
+        )
     yield _accounting(settings)
     yield _commands()
 
@@ -135,7 +153,7 @@ def _commands() -> Fact:
         return Fact("scontrol", f"scontrol is here: {shutil.which('scontrol')}.")
     return Fact(
         "scontrol",
-        "scontrol is not on PATH here, perhaps since this is a container. forge's launcher runs"
+        "scontrol is not on PATH here, perhaps because this is a container. forge's launcher runs"
         " Slurm's commands outside of the container; a batch script of your own could not requeue.",
         "Mount Slurm's commands, its configuration and munge's socket into the container, or use"
         " forge's launcher.",
@@ -162,7 +180,8 @@ def shared_directory(path: str, mounts: str) -> Fact:
         return Fact("shared directory", f"{path} is on {kind}, which the nodes can share.")
     return Fact(
         "shared directory",
-        f"{path} is on {kind or 'an unknown file system'}, which looks like a disk of this machine.",
+        f"{path} is on {kind or 'an unknown file system'}, which looks like a disk of this"
+        " machine.",
         "Jobs on other nodes need a shared directory: start the sweep in one, or set"
         " `hydra.sweep.dir`.",
     )

@@ -1,1 +1,1 @@
-"""What a sweep's directory says: its jobs, their attempts and metrics, and why each one ended"""
+"""One reader of a sweep's directory: its jobs, attempts, metrics, and the reasons of their ends"""

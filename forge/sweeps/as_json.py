@@ -1,4 +1,4 @@
-"""The output of `--json`: the fields of the dataclasses by their names, with the schema's version."""
+"""The output of `--json`: the fields of the dataclasses by name, and the schema's version."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _FIXED = ("job", "state", "step", "steps", "attempts")
 
 
 def result_of(directory: Path) -> Any:
-    """What main returned, as JSON has it; None if it has not returned, or JSON cannot have it."""
+    """The return value of main; None if main has not returned, or JSON cannot represent it."""
     try:
         return json.loads(read_plain(forge_dir(directory) / RESULT_JSON))["value"]
     except (OSError, ValueError, KeyError, TypeError):

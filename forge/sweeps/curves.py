@@ -1,4 +1,4 @@
-"""The curves of a job's metrics over all of its attempts, thinned: steps that are repeated count once.
+"""The curves of a job's metrics over all of its attempts, thinned; repeated steps count once.
 
 The ledgers are read line by line, so that a long training needs little memory.
 """

@@ -1,8 +1,8 @@
-"""Finds the sweep that a person means: a path, a Slurm id, the current directory, or the newest one.
+"""Finds the sweep that a person means: a path, a Slurm id, the current directory, the newest.
 
-    forge status multirun/2026-01-31/12-00-00     a sweep, a job in it, or a file below them
-    forge status 30410_4                          a Slurm id: of this directory's sweeps, or live
-    forge status                                  the current directory, or the newest sweep below it
+forge status multirun/2026-01-31/12-00-00     a sweep, a job in it, or a file below them
+forge status 30410_4                          a Slurm id: of this directory's sweeps, or live
+forge status                                  the current directory, or the newest sweep below it
 """
 
 from __future__ import annotations

@@ -5,44 +5,12 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
+
+from forge.jobdir.job_state import State
 
 SCHEMA = 1
 """Version of the fields below, in the output of every `--json`."""
-
-
-class State(Enum):
-    """The state of a job."""
-
-    queued = "queued"
-    """It waits to be started: by its launcher, or in Slurm's queue."""
-    starting = "starting"
-    """The process runs, but no step has begun."""
-    running = "running"
-    stopping = "stopping"
-    """The job was asked to save and exit."""
-    finished = "finished"
-    failed = "failed"
-    stopped = "stopped"
-    """The job saved and exited before its end; it can be resumed."""
-    terminated = "terminated"
-    """A command of `forge exec` that was asked to stop, and did."""
-    lost = "lost"
-    """Its processes have ended without recording why, and nothing will start it again."""
-
-    @property
-    def is_final(self) -> bool:
-        """Whether the job does not start again by itself."""
-        return self in _FINAL
-
-    @property
-    def is_active(self) -> bool:
-        """Whether processes of the job exist."""
-        return self in (State.starting, State.running, State.stopping)
-
-
-_FINAL = (State.finished, State.failed, State.stopped, State.terminated, State.lost)
 
 
 @dataclass(frozen=True)
@@ -131,7 +99,7 @@ class Job:
     is_command: bool = False
     """Whether it is a command of `forge exec`, whose steps forge cannot see."""
     missing: tuple[str, ...] = ()
-    """What could not be read, and why, for people."""
+    """Files that could not be read, and why, for people."""
 
     @property
     def share(self) -> float | None:

@@ -1,7 +1,7 @@
 """Which jobs have living processes on this machine, without touching their locks.
 
-Taking a job's lock to see whether it is free could make its wrapper wait. On Linux /proc/locks lists
-the locks that processes of this machine hold; the locks of other machines are not in it.
+Taking a job's lock to see whether it is free could make its wrapper wait. On Linux /proc/locks
+lists the locks that processes of this machine hold; locks of other machines are not in it.
 """
 
 from __future__ import annotations

@@ -11,7 +11,9 @@ from forge.jobdir.job_files import OUTPUT, suffix
 
 TAIL_BYTES = 1 << 16
 _FRAME = re.compile(r'^ *File "([^"]+)", line (\d+), in (.+)$')
-_LIBRARY = re.compile(r"[/\\](site-packages|dist-packages|lib[/\\]python[\d.]+)[/\\]|[/\\]forge[/\\]\w+[/\\]")
+_LIBRARY = re.compile(
+    r"[/\\](site-packages|dist-packages|lib[/\\]python[\d.]+)[/\\]|[/\\]forge[/\\]\w+[/\\]"
+)
 
 
 def path_of(directory: Path, rank: int = 0) -> Path:

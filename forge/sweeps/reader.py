@@ -6,37 +6,28 @@ Files of an earlier version of forge, torn lines and missing files are read as f
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from forge.errors import ForgeError, Reason
-from forge.filesystem.files import FORGE, read_plain
+from forge.errors import Reason
+from forge.filesystem.files import read_plain
 from forge.filesystem.steps import step_dirs, step_of
-from forge.jobdir import ledger
+from forge.jobdir import job_state, ledger
 from forge.jobdir.job_files import PLAN, STATE, VERDICT, forge_dir, job_ledger
+from forge.jobdir.job_state import JobState, State
 from forge.jobdir.ledger import Progress
 from forge.sweeps import jsonl, ledger_tail
-from forge.sweeps.job import Job, SavedCheckpoint, State
+from forge.sweeps.job import Job, SavedCheckpoint
 from forge.sweeps.ledger_tail import LedgerTail
 from forge.sweeps.liveness import Locks
 
 INDEX = "jobs.jsonl"
 MANIFEST = "manifest.json"
-_STATES = {
-    "started": State.running,
-    "requeued": State.queued,
-    "given up": State.failed,
-    "finished": State.finished,
-    "stopped": State.stopped,
-    "failed": State.failed,
-}
-"""States that a job without a wrapper writes, by their names."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +43,7 @@ class JobEntry:
 class Files:
     """The small files of a job, as they were read."""
 
-    state: dict[str, Any]
+    state: JobState | None
     plan: dict[str, Any]
     verdict: dict[str, Any]
     progress: Progress | None
@@ -93,7 +84,10 @@ def files_of(directory: Path) -> Files:
     """Read the small files of a job; what cannot be read is empty, and a problem."""
     problems: list[str] = []
     own = forge_dir(directory)
-    state, plan, verdict = (_json(own / name, problems) for name in (STATE, PLAN, VERDICT))
+    content, plan, verdict = (_json(own / name, problems) for name in (STATE, PLAN, VERDICT))
+    state = job_state.decoded(content) if content else None
+    if content and state is None:
+        problems.append(f"{own / STATE} is of another version of forge")
     progress, found = None, LedgerTail()
     try:
         progress = ledger.read_progress(directory)
@@ -113,8 +107,10 @@ def read_job(entry: JobEntry, directory: Path, label: str, locks: Locks) -> Job:
     files = files_of(directory)
     state, problems = files.state, files.problems
     if not files.ledger.is_whole:
-        problems.append("the best values cover only the end of the ledger, which is that of an"
-                        " earlier version of forge")
+        problems.append(
+            "the best values cover only the end of the ledger, which is that of an"
+            " earlier version of forge"
+        )
     checkpoint = None
     if files.ledger.number:
         try:
@@ -123,37 +119,35 @@ def read_job(entry: JobEntry, directory: Path, label: str, locks: Locks) -> Job:
             problems.append(_problem(Path(directory, files.ledger.checkpoints), error))
     starts = [one for one in files.history if one["kind"] == "attempt"]
     ends = Counter(str(one.get("reason", "")) for one in files.history if one["kind"] == "end")
-    is_command = files.plan.get("exec") is not None
     now = _state(files, directory, locks)
     reason, because, code = _why(files, now)
     progress = files.progress
     rate, left_s = _speed(files, now)
-    began = starts[0].get("t") if starts else (files.ledger.start or {}).get("t")
     steps = progress.planned if progress else None
     return Job(
-        entry.number,
-        directory,
-        entry.overrides or tuple(files.plan.get("overrides") or ()),
-        now,
-        label,
-        reason,
-        because,
-        code,
-        int(state.get("rank") or 0),
-        steps if now is State.finished and steps else progress and progress.step,
-        steps,
-        len(starts) or files.ledger.number,
-        ends,
-        checkpoint,
-        files.ledger.metrics,
-        rate,
-        left_s,
-        str(state.get("node") or files.ledger.host),
-        _slurm_id(state),
-        hang=str(state.get("hang") or ""),
-        began=began,
-        since=state.get("time"),
-        is_command=is_command,
+        number=entry.number,
+        directory=directory,
+        overrides=entry.overrides or tuple(files.plan.get("overrides") or ()),
+        state=now,
+        label=label,
+        reason=reason,
+        because=because,
+        code=code,
+        rank=state.rank if state else 0,
+        step=steps if now is State.finished and steps else progress and progress.step,
+        steps=steps,
+        attempts=len(starts) or files.ledger.number,
+        ends=ends,
+        checkpoint=checkpoint,
+        metrics=files.ledger.metrics,
+        rate=rate,
+        left_s=left_s,
+        node=(state.nodes if state else "") or files.ledger.host,
+        slurm_id=str(state.backend.get("successor") or state.job) if state else "",
+        hang=state.hang if state else "",
+        began=starts[0].get("t") if starts else (files.ledger.start or {}).get("t"),
+        since=state.time if state else None,
+        is_command=files.plan.get("exec") is not None,
         missing=tuple(problems),
     )
 
@@ -174,21 +168,15 @@ def newest(checkpoints: Path) -> SavedCheckpoint | None:
 
 
 def _state(files: Files, directory: Path, locks: Locks) -> State:
-    content = files.state
-    name = str(content.get("state", ""))
-    if "job" in content:  # a job without a wrapper: a batch script, submitit
-        state = _STATES.get(name)
-    else:
-        state = State.__members__.get(name)
-    if state is None:
+    if files.state is None:
         return _without_state(files, directory, locks)
-    if state is State.starting and content.get("slurm_job"):
+    state = files.state.state
+    if state is State.starting and files.state.job:
         state = State.queued  # requeued: it waits for an allocation
     if state is State.running and not _has_stepped(files):
         state = State.starting
-    if state.is_active or (state is State.queued and content.get("slurm_job") is None):
-        return _alive(state, files, directory, locks)
-    return state
+    is_here = state.is_active or (state is State.queued and not files.state.job)
+    return _alive(state, files, directory, locks) if is_here else state
 
 
 def _without_state(files: Files, directory: Path, locks: Locks) -> State:
@@ -206,12 +194,13 @@ def _without_state(files: Files, directory: Path, locks: Locks) -> State:
 
 def _alive(state: State, files: Files, directory: Path, locks: Locks) -> State:
     """The state, or `lost` if it is certain that the job's processes have ended."""
-    host = str(files.state.get("host") or files.ledger.host)
+    recorded, start = files.state, files.ledger.start or {}
+    host = recorded.host if recorded else files.ledger.host
     if host and host != locks.host:
         return state  # its processes are on another machine
-    pid = files.state.get("pid") or (files.ledger.start or {}).get("pid")
-    if files.state and "job" not in files.state:
-        return State.lost if locks.is_held(directory, pid) is False else state
+    if recorded is not None and files.plan:  # its wrapper has the lock as long as a process lives
+        return State.lost if locks.is_held(directory, recorded.pid) is False else state
+    pid = recorded.pid if recorded else start.get("pid")
     return state if pid is None or _is_process(int(pid)) else State.lost
 
 
@@ -227,30 +216,25 @@ def _is_process(pid: int) -> bool:
 
 def _has_stepped(files: Files) -> bool:
     """Whether the running attempt has begun a step, or is a command without steps."""
-    if not files.state.get("has_steps", True):
+    if files.state is not None and not files.state.has_steps:
         return True
-    since = float(files.state.get("time") or 0.0)
+    since = files.state.began if files.state else 0.0
     return files.progress is not None and files.progress.began >= since
 
 
-def _why(files: Files, state: State) -> tuple[str, str, int | None]:
+def _why(files: Files, now: State) -> tuple[str, str, int | None]:
     """Reason, text and exit code of the end of the job, or of its last attempt."""
-    content = files.state
-    reason, because = str(content.get("reason") or ""), str(content.get("because") or "")
-    code = content.get("code")
-    last = next((one for one in reversed(files.history) if one["kind"] == "end"), {})
-    end = files.ledger.end or {}
-    if state is State.finished:
+    if now is State.finished:
         return Reason.finished.name, "", 0
-    if state is State.lost:
+    if now is State.lost:
         return "", "its processes have ended without recording why", None
-    if not reason:
-        reason = str(last.get("reason") or (end.get("reason") if not content else "") or "")
-    if not because and not content:
-        because = str(end.get("text") or "")
-    if code is None:
-        code = last.get("code", end.get("code"))
-    return reason, because, code
+    state, end = files.state, files.ledger.end or {}
+    last = next((one for one in reversed(files.history) if one["kind"] == "end"), {})
+    if state is not None and state.state.is_final:
+        return state.reason.name if state.reason else "", state.because, state.code
+    if state is not None:
+        return str(last.get("reason") or ""), state.because, last.get("code")
+    return str(end.get("reason") or ""), str(end.get("text") or ""), end.get("code")
 
 
 def _speed(files: Files, state: State) -> tuple[float | None, float | None]:
@@ -264,13 +248,6 @@ def _speed(files: Files, state: State) -> tuple[float | None, float | None]:
     rate = done / took_s
     planned = progress.planned
     return rate, None if planned is None else max(planned - progress.step, 0) / rate
-
-
-def _slurm_id(state: Mapping[str, Any]) -> str:
-    for name in ("successor", "slurm_job", "job"):
-        if state.get(name):
-            return str(state[name])
-    return ""
 
 
 def _json(path: Path, problems: list[str]) -> dict[str, Any]:

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from forge.jobdir.job_state import State
 from forge.messages import escape
 from forge.sweeps import words
-from forge.sweeps.job import Job, Metric, State
+from forge.sweeps.job import Job, Metric
 from forge.sweeps.sweep import Sweep
 
 MOST = 50
@@ -87,13 +88,13 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """What is shown of a sweep."""
+    """The content of the table, before it is drawn."""
 
     title: str
     summary: str
     rows: list[Row]
     left_out: str = ""
-    """What the table does not show, and how to see it; empty if it shows all jobs."""
+    """How many jobs the table does not show, and how to see them; empty if it shows all."""
     next: list[tuple[str, str]] = field(default_factory=list)
     """(command, what it is for)."""
 
@@ -170,7 +171,7 @@ def cells(job: Job, metric: Chosen) -> dict[str, str]:
 
 
 def notes(job: Job, now: float) -> list[str]:
-    """What else is worth knowing about a job; short lines."""
+    """Facts about a job that have no column; short lines."""
     found = []
     problem = problem_of(job)
     if problem:

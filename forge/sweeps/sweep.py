@@ -11,8 +11,9 @@ from pathlib import Path
 from forge.errors import ForgeError
 from forge.filesystem.files import FORGE, open_file
 from forge.jobdir.job_files import LOCK, forge_dir
+from forge.jobdir.job_state import State
 from forge.sweeps import reader
-from forge.sweeps.job import Job, State
+from forge.sweeps.job import Job
 from forge.sweeps.liveness import Locks
 from forge.sweeps.reader import INDEX, JobEntry
 
@@ -35,7 +36,7 @@ class Sweep:
     launcher: int | None = None
     """The pid of the launcher that runs on this machine; None: there is none, or it is unknown."""
     missing: tuple[str, ...] = ()
-    """What could not be read, and why, for people."""
+    """Files that could not be read, and why, for people."""
 
     def counts(self) -> Counter[State]:
         """State -> number of jobs."""

@@ -1,13 +1,13 @@
-"""What the time of a job went into, without gaps: the parts sum to the whole.
+"""The uses of a job's time, without gaps: the parts sum to the whole.
 
-    queued     waits for a slot of its launcher, or in Slurm's queue
-    starting   from the start of the processes to the first step
-    productive steps done for the first time, and the code around them
-    repeated   steps that an earlier attempt had done, and lost
-    saving     training waits for a save
-    evaluating functions of `run.every`, and the code after a pass
-    stopping   from the request to stop, or the end of the loop, to the end of the processes
-    idle       between two attempts, while nothing waits in a queue: pauses, a launcher that was away
+queued     waits for a slot of its launcher, or in Slurm's queue
+starting   from the start of the processes to the first step
+productive steps done for the first time, and the code around them
+repeated   steps that an earlier attempt had done, and lost
+saving     training waits for a save
+evaluating functions of `run.every`, and the code after a pass
+stopping   from the request to stop, or the end of the loop, to the end of the processes
+idle       between two attempts, while nothing waits in a queue: pauses, a launcher that was away
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from forge.sweeps.jsonl import Event
 
 
 class Part(Enum):
-    """What time went into."""
+    """A use of time."""
 
     queued = "queued"
     starting = "starting"

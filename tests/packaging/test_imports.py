@@ -123,7 +123,8 @@ def test_the_training_process_knows_nothing_of_slurm_s_commands():
         "forge.job.supervisor",
     }
     for module, path in modules().items():
-        others = tuple(f"{one}." for one in (*above, "forge.compat", "hydra_plugins"))
+        tools = ("forge.sweeps", "forge.cli")  # for people at a terminal
+        others = tuple(f"{one}." for one in (*above, *tools, "forge.compat", "hydra_plugins"))
         if not f"{module}.".startswith(others):
             on_first_use = {"forge.submitit.checkpointable", "forge.slurm.batch_job"}
             by_name = {"forge": on_first_use}.get(module, set())

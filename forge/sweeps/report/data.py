@@ -1,4 +1,4 @@
-"""What the report shows, computed from the sweep's directory before anything is drawn."""
+"""The data of the report, computed from the sweep's directory before anything is drawn."""
 
 from __future__ import annotations
 
@@ -125,5 +125,3 @@ def overrides(job: Job) -> dict[str, Any]:
     """Key -> value of a job's overrides."""
     pairs = (one.lstrip("+~").partition("=") for one in job.overrides)
     return {key: value for key, _, value in pairs}
-
-

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import plotly.graph_objects as go
 
 from forge.errors import Reason
-from forge.sweeps import times, words
+from forge.sweeps import words
 from forge.sweeps.report.data import JobReport, Report, events, overrides
 from forge.sweeps.times import Part
 
@@ -37,7 +37,7 @@ class Figure(NamedTuple):
     anchor: str
     title: str
     text: str
-    """What it shows, in a sentence."""
+    """A sentence that explains it."""
     draw: Callable[[Report], go.Figure | None]
 
 
@@ -66,7 +66,7 @@ def timeline(report: Report) -> go.Figure | None:
 
 
 def goodput(report: Report) -> go.Figure | None:
-    """What the time of each job went into."""
+    """The time of each job, by its use."""
     figure = go.Figure()
     jobs = [job for job in report.jobs if job.segments]
     for part in Part:
@@ -100,8 +100,10 @@ def lost(report: Report) -> go.Figure | None:
             mode="markers",
             x=[_time(attempt.ended or attempt.began) for _, attempt, _, _ in own],
             y=[seconds / 60 for *_, seconds in own],
-            text=[f"{job.name}, attempt {attempt.number}: {steps} steps"
-                  for job, attempt, steps, _ in own],
+            text=[
+                f"{job.name}, attempt {attempt.number}: {steps} steps"
+                for job, attempt, steps, _ in own
+            ],
             hovertemplate="%{text}<br>%{y:.1f} min<extra></extra>",
             marker={"size": 9},
         )
@@ -116,7 +118,8 @@ def curves(report: Report) -> go.Figure | None:
         return None
     keys = _varying(report)
     figure = go.Figure()
-    shown, colours = [], {key: [] for key in keys}
+    shown: list[str] = []
+    colours: dict[str, list[str]] = {key: [] for key in keys}
     for name in names:
         for number, job in enumerate(report.jobs):
             line = job.curves.get(name)
@@ -135,19 +138,34 @@ def curves(report: Report) -> go.Figure | None:
             shown.append(name)
             for key in keys:
                 colours[key].append(_colour(report, key, overrides(job.job).get(key, "")))
-    menus = [_menu(0.0, [
-        (name, "update", [{"visible": [one == name for one in shown]}, {"yaxis.title.text": name}])
-        for name in names
-    ])]
+    menus = [
+        _menu(
+            0.0,
+            [
+                (
+                    name,
+                    "update",
+                    [{"visible": [one == name for one in shown]}, {"yaxis.title.text": name}],
+                )
+                for name in names
+            ],
+        )
+    ]
     if keys:
-        menus.append(_menu(0.3, [
-            (f"colour by {key}", "restyle", [{"line.color": colours[key]}]) for key in keys
-        ]))
+        menus.append(
+            _menu(
+                0.3,
+                [(f"colour by {key}", "restyle", [{"line.color": colours[key]}]) for key in keys],
+            )
+        )
         figure.update_traces(line={"width": 1.2})
         for trace, colour in zip(figure.data, colours[keys[0]], strict=True):
             trace.line.color = colour
     figure.update_layout(
-        updatemenus=menus, height=460, xaxis={"title": "step"}, yaxis={"title": names[0]},
+        updatemenus=menus,
+        height=460,
+        xaxis={"title": "step"},
+        yaxis={"title": names[0]},
         showlegend=len(report.jobs) <= 20,
     )
     return figure
@@ -156,8 +174,11 @@ def curves(report: Report) -> go.Figure | None:
 def parallel(report: Report) -> go.Figure | None:
     """Overrides against the best value of the metric, as parallel coordinates."""
     keys = _varying(report)
-    own = [(job, best[0]) for job in report.jobs
-           if (best := report.chosen.best(job.job)) is not None and math.isfinite(best[0])]
+    own = [
+        (job, best[0])
+        for job in report.jobs
+        if (best := report.chosen.best(job.job)) is not None and math.isfinite(best[0])
+    ]
     if not keys or len(own) < 2:
         return None
     dimensions: list[dict[str, Any]] = []
@@ -167,20 +188,36 @@ def parallel(report: Report) -> go.Figure | None:
         if all(one is not None for one in numbers):
             known = sorted({one for one in numbers if one is not None})
             is_log = known[0] > 0 and known[-1] / known[0] >= 30
-            values = [math.log10(one) if is_log else one for one in numbers if one is not None]
+            drawn = [math.log10(one) if is_log else one for one in numbers if one is not None]
             ticks = known[:: max(len(known) // 8, 1)]
             places = [math.log10(one) if is_log else one for one in ticks]
-            dimensions.append({"label": key, "values": values, "tickvals": places,
-                               "ticktext": [f"{one:g}" for one in ticks]})
+            dimensions.append(
+                {
+                    "label": key,
+                    "values": drawn,
+                    "tickvals": places,
+                    "ticktext": [f"{one:g}" for one in ticks],
+                }
+            )
         else:
             kinds = sorted(set(texts))
-            dimensions.append({"label": key, "values": [kinds.index(one) for one in texts],
-                               "tickvals": list(range(len(kinds))), "ticktext": kinds})
-    best = [value for _, value in own]
+            dimensions.append(
+                {
+                    "label": key,
+                    "values": [kinds.index(one) for one in texts],
+                    "tickvals": list(range(len(kinds))),
+                    "ticktext": kinds,
+                }
+            )
+    values = [value for _, value in own]
     kind = "highest" if report.chosen.is_higher(report.chosen.name) else "lowest"
-    dimensions.append({"label": f"{kind} {report.chosen.name}", "values": best})
-    line = {"color": best, "colorscale": "Viridis", "showscale": True,
-            "reversescale": kind == "lowest"}
+    dimensions.append({"label": f"{kind} {report.chosen.name}", "values": values})
+    line = {
+        "color": values,
+        "colorscale": "Viridis",
+        "showscale": True,
+        "reversescale": kind == "lowest",
+    }
     return go.Figure(go.Parcoords(line=line, dimensions=dimensions)).update_layout(height=420)
 
 
@@ -188,7 +225,8 @@ def stops(report: Report) -> go.Figure | None:
     """How many attempts ended for which reason, on which node."""
     ends = Counter(
         (attempt.node or "unknown", attempt.reason)
-        for job in report.jobs for attempt in job.attempts
+        for job in report.jobs
+        for attempt in job.attempts
         if attempt.ended is not None and attempt.reason != Reason.finished.name
     )
     if not ends:
@@ -196,15 +234,23 @@ def stops(report: Report) -> go.Figure | None:
     nodes = sorted({node for node, _ in ends})
     figure = go.Figure()
     for reason in sorted({reason for _, reason in ends}):
-        figure.add_bar(name=words.reason(reason) or "unknown", x=nodes,
-                       y=[ends[node, reason] for node in nodes])
+        figure.add_bar(
+            name=words.reason(reason) or "unknown",
+            x=nodes,
+            y=[ends[node, reason] for node in nodes],
+        )
     figure.update_layout(barmode="stack", height=320, yaxis={"title": "attempts"})
     return figure
 
 
 _TROUBLE = {
-    "nan": "NaN or Inf", "skip": "skipped update", "rollback": "rollback", "hang": "hang",
-    "health": "health check", "save_failed": "failed save", "no hang": "slow, not hanging",
+    "nan": "NaN or Inf",
+    "skip": "skipped update",
+    "rollback": "rollback",
+    "hang": "hang",
+    "health": "health check",
+    "save_failed": "failed save",
+    "no hang": "slow, not hanging",
 }
 
 
@@ -218,14 +264,20 @@ def trouble(report: Report) -> go.Figure | None:
         own = [one for one in found if one[2]["kind"] == kind]
         if own:
             figure.add_scatter(
-                name=name, mode="markers", marker={"size": 8},
+                name=name,
+                mode="markers",
+                marker={"size": 8},
                 x=[_time(float(event["t"])) for _, _, event in own],
                 y=[job.name for job, _, _ in own],
-                text=[f"step {event.get('step', '?')} {str(event.get('text', ''))[:80]}"
-                      for _, _, event in own],
+                text=[
+                    f"step {event.get('step', '?')} {str(event.get('text', ''))[:80]}"
+                    for _, _, event in own
+                ],
                 hovertemplate="%{y}<br>%{text}<extra></extra>",
             )
-    figure.update_layout(**_rows([job for job in report.jobs if any(one[0] is job for one in found)]))
+    figure.update_layout(
+        **_rows([job for job in report.jobs if any(one[0] is job for one in found)])
+    )
     return figure
 
 
@@ -239,12 +291,16 @@ def saves(report: Report) -> go.Figure | None:
         own = [one for one in found if str(one[2].get("reason", "")) == reason][:_MOST_SAVES]
         speeds = [event.get("bytes", 0) / 2**20 / event["seconds"] for _, _, event in own]
         figure.add_scattergl(
-            name=reason, mode="markers", marker={"size": 6},
+            name=reason,
+            mode="markers",
+            marker={"size": 6},
             x=[_time(float(event["t"])) for _, _, event in own],
             y=[float(event["seconds"]) for _, _, event in own],
-            text=[f"{job.name}, {event.get('path')}: {event.get('bytes', 0) / 2**20:.1f} MiB,"
-                  f" {speed:.0f} MiB/s"
-                  for (job, _, event), speed in zip(own, speeds, strict=True)],
+            text=[
+                f"{job.name}, {event.get('path')}: {event.get('bytes', 0) / 2**20:.1f} MiB,"
+                f" {speed:.0f} MiB/s"
+                for (job, _, event), speed in zip(own, speeds, strict=True)
+            ],
             hovertemplate="%{text}<br>%{y:.2f} s<extra></extra>",
         )
     figure.update_layout(yaxis={"title": "seconds", "rangemode": "tozero"}, height=320)
@@ -254,14 +310,31 @@ def saves(report: Report) -> go.Figure | None:
 _MOST_SAVES = 5000
 
 FIGURES = (
-    Figure("timeline", "Timeline", "Each attempt of each job, coloured by what its time went into.",
-           timeline),
-    Figure("goodput", "Time", "What the time of each job went into; the parts add up to all of it.",
-           goodput),
-    Figure("lost", "Work lost", "Minutes of training between the last save and the end, for each"
-           " attempt that ended without a save.", lost),
-    Figure("curves", "Metrics", "As an uninterrupted run would have logged them: repeated steps"
-           " count once.", curves),
+    Figure(
+        "timeline",
+        "Timeline",
+        "Each attempt of each job, coloured by what its time went into.",
+        timeline,
+    ),
+    Figure(
+        "goodput",
+        "Time",
+        "The time of each job by its use; the parts add up to all of it.",
+        goodput,
+    ),
+    Figure(
+        "lost",
+        "Work lost",
+        "Minutes of training between the last save and the end, for each"
+        " attempt that ended without a save.",
+        lost,
+    ),
+    Figure(
+        "curves",
+        "Metrics",
+        "As an uninterrupted run would have logged them: repeated steps count once.",
+        curves,
+    ),
     Figure("parallel", "Overrides and the best value", "Each line is a job.", parallel),
     Figure("stops", "Stops", "Why attempts ended, by node.", stops),
     Figure("trouble", "NaNs, hangs, health", "Each mark is an event in a job's ledger.", trouble),
@@ -270,7 +343,7 @@ FIGURES = (
 """All figures, in the order of the page."""
 
 
-# -- helpers ----------------------------------------------------------------------------------------
+# -- helpers -----------------------------------------------------------------------------------
 
 
 def _time(seconds: float) -> str:
@@ -283,8 +356,13 @@ def _rows(jobs: Iterable[JobReport]) -> dict[str, Any]:
     """The layout of a figure with a row for each job, the first one on top."""
     names = [job.name for job in jobs]
     height = 120 + min(_ROW * max(len(names), 2), _MOST_ROWS)
-    axis = {"autorange": "reversed", "type": "category", "categoryorder": "array",
-            "categoryarray": names, "automargin": True}
+    axis = {
+        "autorange": "reversed",
+        "type": "category",
+        "categoryorder": "array",
+        "categoryarray": names,
+        "automargin": True,
+    }
     return {"yaxis": axis, "height": height, "bargap": 0.25}
 
 

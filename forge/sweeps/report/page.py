@@ -17,7 +17,8 @@ from forge.sweeps.times import Part
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 1280px; padding: 1.5rem;
   color: #1b1f23; background: #fff }
-h1 { font-size: 1.35rem; margin: 0; overflow-wrap: anywhere } h2 { font-size: 1.1rem; margin: 2.2rem 0 0 }
+h1 { font-size: 1.35rem; margin: 0; overflow-wrap: anywhere }
+h2 { font-size: 1.1rem; margin: 2.2rem 0 0 }
 p { margin: .2rem 0 .6rem; color: #57606a } code { background: #f3f4f6; padding: .1em .3em }
 nav a { margin-right: 1rem } .facts { display: flex; flex-wrap: wrap; gap: .6rem; margin: 1rem 0 }
 .facts div { border: 1px solid #d8dee4; border-radius: 6px; padding: .4rem .8rem }
@@ -25,7 +26,8 @@ nav a { margin-right: 1rem } .facts { display: flex; flex-wrap: wrap; gap: .6rem
 table { border-collapse: collapse; font-size: .87rem; width: 100% }
 th, td { text-align: left; padding: .25rem .7rem .25rem 0; border-bottom: 1px solid #eaeef2;
   vertical-align: top } td.n, th.n { text-align: right; font-variant-numeric: tabular-nums }
-.failed, .lost { color: #b42318 } .finished { color: #1a7f37 } .stopped, .terminated { color: #9a6700 }
+.failed, .lost { color: #b42318 } .finished { color: #1a7f37 }
+.stopped, .terminated { color: #9a6700 }
 @media (max-width: 640px) { body { padding: .8rem } }
 """
 _LAYOUT = {
@@ -46,9 +48,11 @@ def lines(report: Report) -> Iterator[str]:
     yield f"<h1>{html.escape(str(report.sweep.path))}</h1>"
     made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(report.made))
     common = html.escape(" ".join(report.sweep.common))
-    yield f"<p>forge {__version__}, {made}{': ' if common else ''}<code>{common}</code></p>" if (
-        common
-    ) else f"<p>forge {__version__}, {made}</p>"
+    yield (
+        f"<p>forge {__version__}, {made}{': ' if common else ''}<code>{common}</code></p>"
+        if (common)
+        else f"<p>forge {__version__}, {made}</p>"
+    )
     yield from _facts(report)
     drawn = [(one, one.draw(report)) for one in FIGURES]
     links = [f'<a href="#{one.anchor}">{one.title}</a>' for one, figure in drawn if figure]
@@ -58,8 +62,12 @@ def lines(report: Report) -> Iterator[str]:
             continue
         figure.update_layout(_LAYOUT)
         yield f'<h2 id="{one.anchor}">{one.title}</h2><p>{one.text}</p>'
-        yield figure.to_html(full_html=False, include_plotlyjs=False, div_id=f"figure-{one.anchor}",
-                             config={"displaylogo": False, "responsive": True})
+        yield figure.to_html(
+            full_html=False,
+            include_plotlyjs=False,
+            div_id=f"figure-{one.anchor}",
+            config={"displaylogo": False, "responsive": True},
+        )
     yield from _table(report)
     yield from _problems(report)
     yield "</body></html>"
@@ -93,21 +101,25 @@ def _table(report: Report) -> Iterator[str]:
     heads = ["job", "overrides", "state", "step", "attempts", name, f"best {name}", "why"]
     numeric = {0, 3, 4, 5, 6}
     yield '<h2 id="jobs">Jobs</h2><div class="scroll"><table><tr>'
-    yield "".join(f'<th{" class=n" if n in numeric else ""}>{head}</th>'
-                  for n, head in enumerate(heads))
+    yield "".join(
+        f"<th{' class=n' if n in numeric else ''}>{head}</th>" for n, head in enumerate(heads)
+    )
     for one in report.jobs:
         job = one.job
         found, best = report.chosen.of(job), report.chosen.best(job)
         cells = [
-            str(job.number), html.escape(job.label), job.state.value,
+            str(job.number),
+            html.escape(job.label),
+            job.state.value,
             "" if job.step is None else f"{job.step}{f'/{job.steps}' if job.steps else ''}",
             html.escape(f"{job.attempts}{f': {words.reasons(job.ends)}' if job.ends else ''}"),
             "" if found is None else words.number(found[1].last),
             "" if best is None else words.number(best[0]),
             html.escape(status.problem_of(job)),
         ]
-        row = "".join(f'<td{" class=n" if n in numeric else ""}>{cell}</td>'
-                      for n, cell in enumerate(cells))
+        row = "".join(
+            f"<td{' class=n' if n in numeric else ''}>{cell}</td>" for n, cell in enumerate(cells)
+        )
         yield f'</tr><tr class="{job.state.value}">{row}'
     yield "</tr></table></div>"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
+from forge.jobdir.job_state import State
 from forge.slurm import pending
 from forge.sweeps import words
-from forge.sweeps.job import State
 from forge.sweeps.why import ends
 from forge.sweeps.why.evidence import Answer, Evidence
 
@@ -86,7 +86,8 @@ def _queued(known: Evidence) -> Iterator[Answer]:
 
 
 def _lost(known: Evidence) -> Answer:
-    section = str(known.files.state.get("state") or "running")
+    recorded = known.files.state
+    section = recorded.state.value if recorded is not None else "running"
     return Answer(
         "lost",
         f"The job's processes have ended without recording why (state `{section}`): they were"
@@ -162,5 +163,3 @@ def _as_usual(known: Evidence) -> Answer:
     job = known.job
     at = "" if job.step is None else f" at step {job.step}"
     return Answer("running", f"Nothing is wrong: the job is {job.state.value}{at}.")
-
-

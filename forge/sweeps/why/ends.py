@@ -127,17 +127,17 @@ def _crashed(known: Evidence, attempt: Attempt) -> Answer:
         f"The job's process was {attempt.text}{doing}; {_repeats(attempt)}.",
         (_ended(attempt), f"its output: {known.output_file()}"),
         (
-            "If nobody killed it: look for a crash of a library in the output. If memory ran out"
+            "If no person killed it, look for a crash of a library in the output. If memory ran out"
             " without a cgroup, `dmesg` on the node says so.",
         ),
     )
 
 
-# -- stops ------------------------------------------------------------------------------------------
+# -- stops -------------------------------------------------------------------------------------
 
 
 def _section(known: Evidence, attempt: Attempt) -> str:
-    """What the task was doing at its end, by its last heartbeat; empty if it is not known."""
+    """The section in which the task ended, by its last heartbeat; empty if it is unknown."""
     ends = list(known.events("end", attempt=attempt))
     return str(ends[-1].get("section") or "") if ends else ""
 

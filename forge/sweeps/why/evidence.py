@@ -1,10 +1,10 @@
-"""What is known about a job: read once, lazily, from its directory; the rules only look at it."""
+"""The facts about a job: read once, lazily, from its directory; the rules only look at them."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,11 @@ class Answer:
     cause: str
     """A word for programs, such as `exception`; docs/how-to/watch-a-sweep.md lists all of them."""
     text: str
-    """What happened, in a sentence."""
+    """A sentence that says what happened."""
     evidence: tuple[str, ...] = ()
     """Where forge has it from: a file, an event, a line of the output."""
     remedy: tuple[str, ...] = ()
-    """What helps: a command, or a key of the policy and its value."""
+    """Changes that help: a command, or a key of the policy and its value."""
 
 
 class Evidence:
@@ -70,7 +70,7 @@ class Evidence:
     @property
     def counts(self) -> dict[str, Any]:
         """How much of the limits is used."""
-        return dict(self.files.state.get("counts") or {})
+        return asdict(self.files.state.counts) if self.files.state else {}
 
     @functools.cached_property
     def output(self) -> str:
