@@ -194,7 +194,7 @@ def _print_cluster(directory: Path) -> None:
         return
     width = shutil.get_terminal_size((_WIDTH, 0)).columns
     try:
-        found = [*cluster_facts.facts(client.settings(), client.partitions())]
+        found = [*cluster_facts.facts(client.settings(), client.partitions(), client.scontrol())]
     except SlurmRefused as error:
         text = f"Slurm does not answer, so its configuration is unknown: {error}"
         sys.stdout.write("\n" + textwrap.fill(messages.escape(text), width) + "\n")

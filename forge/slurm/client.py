@@ -237,6 +237,11 @@ def can_submit() -> bool:
     return shutil.which("sbatch") is not None
 
 
+def scontrol() -> str | None:
+    """Path of scontrol; None if it is not on PATH, as in many containers."""
+    return shutil.which("scontrol")
+
+
 def submit(script: Path, *options: str, tell: Callable[[str], None] = lambda text: None) -> str:
     """Submit a batch script; returns the number of the job, or of the array.
 

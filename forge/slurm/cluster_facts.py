@@ -6,7 +6,6 @@ The words are those of slurm.conf(5); each effect was measured on Slurm 22.05.
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -44,12 +43,15 @@ class Fact:
     """The config that helps; empty if none is needed."""
 
 
-def facts(settings: Fields, partitions: Mapping[str, Fields]) -> Iterator[Fact]:
+def facts(
+    settings: Fields, partitions: Mapping[str, Fields], scontrol: str | None
+) -> Iterator[Fact]:
     """The effects, from `scontrol show config` and `scontrol show partition`.
 
     Args:
         settings: The cluster's configuration, by the names of slurm.conf.
         partitions: Name -> fields of each partition.
+        scontrol: Path of scontrol on this machine; None if it is not on PATH.
     """
     kill_wait_s = _seconds(settings.get("KillWait", ""), _KILL_WAIT_S)
     each = partitions.items()
@@ -64,7 +66,7 @@ def facts(settings: Fields, partitions: Mapping[str, Fields]) -> Iterator[Fact]:
             " sweeps into several arrays.",
         )
     yield _accounting(settings)
-    yield _commands()
+    yield _commands(scontrol)
 
 
 def _merged(found: Iterable[tuple[str, Fact]]) -> Iterator[Fact]:
@@ -148,11 +150,11 @@ def _accounting(settings: Fields) -> Fact:
     return Fact("accounting", f"AccountingStorageType={kind}; forge does not need it.")
 
 
-def _commands() -> Fact:
-    if shutil.which("scontrol"):
-        return Fact("scontrol", f"scontrol is here: {shutil.which('scontrol')}.")
+def _commands(scontrol: str | None) -> Fact:
+    if scontrol is not None:
+        return Fact("Slurm's commands", f"They are here: {scontrol}.")
     return Fact(
-        "scontrol",
+        "Slurm's commands",
         "scontrol is not on PATH here, perhaps because this is a container. forge's launcher runs"
         " Slurm's commands outside of the container; a batch script of your own could not requeue.",
         "Mount Slurm's commands, its configuration and munge's socket into the container, or use"
