@@ -55,7 +55,7 @@ def read(wanted: str | None) -> tuple[Sweep, list[Job]]:
         NoSweep: If there is none.
     """
     found = find.find(wanted)
-    whole = sweep.read(found.path)
+    whole = sweep.sweep(found.path)
     return whole, [whole.find(found.job)] if found.job else list(whole.jobs)
 
 

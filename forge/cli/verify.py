@@ -64,7 +64,7 @@ def _checkpoints(wanted: str | None) -> Iterator[Path]:
             yield from [path] if step_of(path) is not None else _steps(path)
             return
     found = find.find(wanted)
-    whole = sweep.read(found.path)
+    whole = sweep.sweep(found.path)
     for job in [whole.find(found.job)] if found.job else whole.jobs:
         places = dict.fromkeys(ledger_tail.checkpoint_dirs(job.directory))
         for place in places:

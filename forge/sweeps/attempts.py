@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from forge.jobdir import ledger
 from forge.jobdir.job_files import job_ledger
+from forge.jobdir.ledger import Progress
 from forge.sweeps import jsonl, ledger_tail
 from forge.sweeps.jsonl import Event
 
@@ -56,10 +58,11 @@ def read(directory: Path, *, with_metrics: bool = False) -> list[Attempt]:
         OSError: If a ledger cannot be read.
     """
     runs = []
-    for _, path in ledger_tail.attempt_files(directory):
+    for number, path in ledger_tail.attempt_files(directory):
         found = [one for one in jsonl.events(path) if with_metrics or one["kind"] != "metrics"]
         if found:
             runs.append((float(found[0]["t"]), found))
+            _complete(found, number, runs[:-1], ledger.read_progress(directory))
     history = [one for one in jsonl.events(job_ledger(directory)) if "t" in one]
     starts = [n for n, one in enumerate(history) if one["kind"] == "attempt"]
     if not starts:
@@ -71,6 +74,27 @@ def read(directory: Path, *, with_metrics: bool = False) -> list[Attempt]:
         _of(number, own, [run for t, run in runs if _is_in(t, own, parts[number:])])
         for number, own in enumerate(parts, 1)
     ]
+
+
+def _complete(
+    own: list[Event],
+    number: int,
+    before: list[tuple[float, list[Event]]],
+    progress: Progress | None,
+) -> None:
+    """Add the last step that a process has begun: a kill leaves no event of it.
+
+    The next process of the same Run writes it down at its start; that of the newest process is in
+    the progress file.
+    """
+    start = next((one for one in own if one["kind"] == "start"), None)
+    if start is not None and start.get("previous_step") is not None:
+        same = [run for _, run in before if run[0].get("checkpoints") == own[0].get("checkpoints")]
+        if same and not any(one["kind"] in ledger_tail.ENDS for one in same[-1]):
+            last = same[-1][-1]
+            same[-1].append({"t": last["t"], "kind": "last step", "step": start["previous_step"]})
+    if progress is not None and progress.attempt == number and start is not None:
+        own.append({"t": progress.began, "kind": "last step", "step": progress.step})
 
 
 def _is_in(t: float, own: Sequence[Event], later: Sequence[Sequence[Event]]) -> bool:

@@ -6,8 +6,12 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from forge.jobdir.job_state import State
+
+if TYPE_CHECKING:
+    from forge.sweeps.attempts import Attempt
 
 SCHEMA = 1
 """Version of the fields below, in the output of every `--json`."""
@@ -100,6 +104,27 @@ class Job:
     """Whether it is a command of `forge exec`, whose steps forge cannot see."""
     missing: tuple[str, ...] = ()
     """Files that could not be read, and why, for people."""
+
+    def history(self) -> list[Attempt]:
+        """All attempts of the job, the oldest first, with their events; reads the whole ledgers.
+
+        Raises:
+            OSError: If a ledger cannot be read.
+        """
+        from forge.sweeps import attempts
+
+        return attempts.read(self.directory)
+
+    def curve(self, metric: str) -> dict[int, float]:
+        """Step -> value of a metric over all attempts; a repeated step counts once.
+
+        Raises:
+            OSError: If a ledger cannot be read.
+        """
+        from forge.sweeps import curves
+
+        found = curves.read(self.directory, [metric])[metric]
+        return dict(zip(found.steps, found.values, strict=True))
 
     @property
     def share(self) -> float | None:

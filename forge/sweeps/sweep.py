@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from forge.errors import ForgeError
 from forge.filesystem.files import FORGE, open_file
@@ -42,6 +43,19 @@ class Sweep:
         """State -> number of jobs."""
         return Counter(job.state for job in self.jobs)
 
+    def frame(self) -> Any:
+        """A pandas DataFrame with a row for each job: overrides, result, last and best metrics.
+
+        Raises:
+            ModuleNotFoundError: If pandas is not installed.
+        """
+        import pandas as pd
+
+        from forge.sweeps import collect
+
+        rows = collect.rows(self.jobs)
+        return pd.DataFrame(rows, columns=collect.columns(rows))
+
     def find(self, wanted: str) -> Job:
         """A job by its number, its Slurm id, its directory, or an override such as `lr=0.1`.
 
@@ -73,13 +87,18 @@ def _is_called(job: Job, wanted: str) -> bool:
     return os.path.realpath(wanted) == os.path.realpath(job.directory)
 
 
-def read(path: Path | str) -> Sweep:
-    """Read a sweep, or a single run, from its directory.
+def sweep(path: str | os.PathLike[str]) -> Sweep:
+    """Read a sweep, or a single run, from its directory: `forge.sweep("multirun/…").jobs`.
+
+    The call writes and locks nothing, so it works while jobs run, and on a read-only file system.
 
     Args:
-        path: The directory of a sweep (Hydra's `hydra.sweep.dir`), of one of its jobs, or of a run.
+        path: The directory of a sweep (Hydra's `hydra.sweep.dir`), of one of its jobs, or of a run
+            without a launcher.
+    Returns:
+        The jobs as they are now. `job.history()` and `job.curve(metric)` read more of a job.
     Raises:
-        NoSweep: If it is none of these.
+        NoSweep: If the path is none of these.
     """
     path = Path(path).absolute()
     if (forge_dir(path) / INDEX).is_file():
