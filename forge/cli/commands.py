@@ -102,6 +102,13 @@ GROUPS: dict[str, dict[str, CliCommand]] = {
             "forge.cli.pin:unpin",
         ),
     },
+    "Shell": {
+        "completion": CliCommand(
+            "print a script that completes commands and options in a shell",
+            "source <(forge completion bash)",
+            "forge.cli.completion:main",
+        ),
+    },
 }
 """Group -> name -> command, in the order of `forge --help`."""
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
