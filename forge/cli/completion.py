@@ -7,13 +7,13 @@ import sys
 from typing import NoReturn
 from unittest import mock
 
+from forge.cli import sweep_command
 from forge.compat import of_stdlib
 
 _WHAT = """\
 Print a script that completes the commands and options of forge in a shell. Other words are
 completed as paths."""
 _EXAMPLES = """\
-examples:
   source <(forge completion bash)          in ~/.bashrc
   source <(forge completion zsh)           in ~/.zshrc, after compinit
   forge completion fish | source           in ~/.config/fish/config.fish"""
@@ -46,12 +46,7 @@ class _Parser(Exception):
 
 def main(arguments: list[str]) -> int:
     """The command `forge completion`."""
-    parser = argparse.ArgumentParser(
-        prog="forge completion",
-        description=_WHAT,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = sweep_command.parser("completion", _WHAT, _EXAMPLES)
     parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell")
     shell = parser.parse_args(arguments).shell
     sys.stdout.write(_fish() if shell == "fish" else _bash(is_zsh=shell == "zsh"))

@@ -6,6 +6,7 @@ import argparse
 import os
 import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -20,6 +21,7 @@ JOBS = (
     "a job, by its number, its overrides (lr=0.1,seed=2), its Slurm id or its directory; before it,"
     " if it is not in the newest sweep here, the directory of the sweep"
 )
+_WIDTH = 78
 USAGE = 2
 """Exit code if there is no such sweep or job."""
 
@@ -28,7 +30,7 @@ def parser(name: str, description: str, examples: str) -> argparse.ArgumentParse
     """The parser of a command, with its examples below its options."""
     return argparse.ArgumentParser(
         prog=f"forge {name}",
-        description=description,
+        description=textwrap.fill(" ".join(description.split()), _WIDTH),
         epilog=f"examples:\n{examples}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
