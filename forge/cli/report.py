@@ -16,7 +16,7 @@ attempts, what the time went into, work lost, metrics over restarts, overrides a
 value, stops by reason and node, hangs and NaNs, and saves. Nothing else is changed."""
 _EXAMPLES = """\
   forge report                                  the newest sweep here, into report.html
-  forge report multirun/2026-01-31/12-00-00 -o sweep.html --metric val_acc:max"""
+  forge report 30410 -o sweep.html --metric val_acc:max"""
 _EXTRA = "forge report needs plotly: `pip install 'hydra-forge[report]'`, or `pip install plotly`"
 
 
