@@ -21,11 +21,12 @@ from forge.errors import (
     Reason,
 )
 from forge.group.facts import StopRequest
+from forge.group.watcher import Watchers
 from forge.process.time_limit import TimeLimit
 from forge.shutdown import stopping
 from forge.shutdown.signal_handler import ShutdownHandler
 from forge.training.decide import Halt
-from forge.training.loop.loop_state import LoopState
+from forge.training.loop.loop_progress import LoopProgress
 from forge.training.start.attempt_io import AttemptIO
 
 ENDS = (CheckpointError, ConfigError, DirectoryInUse, RankFailed, RankLost)
@@ -43,18 +44,18 @@ class Shutdown:
         directory: The attempt's files, in which the reason is recorded.
         handler: Handles signals; forces the exit if stopping takes too long.
         limit: The time limit.
-        before: Called first, so that consequences of the exit are not taken for failures.
+        watchers: Told first, so that they do not take consequences of the exit for failures.
     """
 
     def __init__(
         self,
-        loops: LoopState,
+        loops: LoopProgress,
         directory: AttemptIO,
         handler: ShutdownHandler,
         limit: TimeLimit,
-        before: Callable[[], None],
+        watchers: Watchers,
     ) -> None:
-        self._before = before
+        self._watchers = watchers
         self._loops = loops
         self._directory = directory
         self._handler = handler
@@ -62,14 +63,6 @@ class Shutdown:
         self.exit: Exit | None = None
         """The exception that ends the process, once it has been raised."""
         handler.held_up_by = self._held_up_by
-
-    def asked(self) -> StopRequest:
-        """The stop that the received signal, or the time limit, leads to."""
-        received = self._handler.signal_received
-        if received is None:
-            return StopRequest(int(ExitCode.REQUEUE), Reason.time_limit)
-        code = int(self._handler.exit_code)
-        return StopRequest(code, Reason.of_code(code), received.name)
 
     def stop(self, asked: StopRequest, save: Callable[[], None] | None) -> NoReturn:
         """Save and exit; in the middle of a step without a save."""
@@ -138,7 +131,8 @@ class Shutdown:
         **details: Any,
     ) -> NoReturn:
         """Log, run callbacks, end child processes, raise; `reason` defaults to that of the code."""
-        self._before()
+        for tell in self._watchers.on_stop:
+            tell()
         reason = reason or Reason.of_code(code)
         self._directory.end(kind, reason, text, self._loops.step, code, level, **details)
         self._loops.close()  # DataLoader workers shut down by themselves, before other children
