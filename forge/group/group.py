@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from forge.group.facts import Consensus, Request, StopRequest
+from forge.group.watcher import Watcher
 
 START_S = 300.0
 """Timeout in seconds for all ranks of a job to arrive at its start."""
@@ -29,6 +30,10 @@ class Coordinator(Protocol):
     @property
     def size(self) -> int:
         """The number of ranks."""
+
+    @property
+    def watchers(self) -> list[Watcher]:
+        """What watches the loops because there are several ranks."""
 
     def propose(self, fact: Request) -> None:
         """Send a request to all ranks. From any thread or signal handler; never blocks."""
@@ -56,6 +61,13 @@ class Coordinator(Protocol):
 
         Raises:
             RankLost: If another rank does not answer.
+        """
+
+    def publish(self, key: str, value: bytes) -> None:
+        """Send this rank's value under a key, for a later `gather` of all ranks; does not wait.
+
+        Raises:
+            RankLost: If rank 0, which hosts the store, is gone.
         """
 
     def gather(
@@ -90,6 +102,7 @@ class SingleProcess:
     size = 1
 
     def __init__(self) -> None:
+        self.watchers: list[Watcher] = []
         self._proposed: queue.SimpleQueue[Request] = queue.SimpleQueue()
         self._agreed = Consensus()
 
@@ -113,6 +126,9 @@ class SingleProcess:
     def let_go(self) -> StopRequest | None:
         """See `Coordinator.let_go`."""
         return None
+
+    def publish(self, key: str, value: bytes) -> None:
+        """See `Coordinator.publish`."""
 
     def gather(
         self, key: str, value: bytes, timeout_s: float, unless: Callable[[], object] | None = None

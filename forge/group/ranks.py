@@ -34,12 +34,14 @@ import torch.distributed as dist
 from forge import messages
 from forge.errors import RankLost
 from forge.group import facts, store
+from forge.group.distributed import FirstStepWatcher
 from forge.group.facts import Consensus, Request, SaveRequest, StopRequest
 from forge.group.group import MARGIN, START_S
 from forge.group.introduction import Introduction
 from forge.group.liveness import LivenessMonitor
 from forge.group.secret import Secret
 from forge.group.store import Connection
+from forge.group.watcher import Watcher
 from forge.process import sections
 from forge.process.progress import Phase
 
@@ -77,6 +79,7 @@ class StoreCoordinator:
 
     def __init__(self, folder: Callable[[], Path] | None = None) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.watchers: list[Watcher] = [FirstStepWatcher()]
         self._changed = threading.Condition()
         self._lost = ""
         """Why the ranks can no longer agree; empty as long as they can."""
@@ -269,6 +272,11 @@ class StoreCoordinator:
             number += 1
 
     # -- values ----------------------------------------------------------------------------------
+
+    def publish(self, key: str, value: bytes) -> None:
+        """See `Coordinator.publish`."""
+        with self._failing(key):
+            self._give(key, value)
 
     def gather(
         self, key: str, value: bytes, timeout_s: float, unless: Callable[[], object] | None = None

@@ -149,14 +149,12 @@ class TimeLimit:
             self._since = now
 
     def allows_step(self, save_s: float) -> bool:
-        """Whether there is time for another step, which begins now. The first is always allowed.
+        """Whether there is time for another step. The first is always allowed.
 
         So even a job whose limit is shorter than a step does one step in each attempt, unless it
         is killed before; the wrapper decides whether to start it again.
         """
-        is_first = self._since is None
-        self._since = self._clock()
-        return is_first or not self.is_near(save_s)
+        return self._since is None or not self.is_near(save_s)
 
 
 def is_early(early_s: float) -> bool:

@@ -9,7 +9,6 @@ from forge.group import facts
 from forge.group.facts import Consensus, FinishRequest
 from forge.training import misuse
 from forge.training.parts import Parts
-from forge.training.shutdown import ENDS
 
 
 class LoopEnd:
@@ -60,10 +59,8 @@ class LoopEnd:
             return
         own, self._own = self._own, None
         text = None if own is None else facts.to_text(own)
-        try:
+        with self._shutdown.giving_up():
             texts = self._exchange.all_gather("the end of a function", lambda: text, unless)
-        except ENDS as error:
-            self._shutdown.give_up(error)
         for fact in (facts.from_text(one) for one in texts if one is not None):
             self._known = Consensus(finish=self._known).including(fact).finish
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from forge.group.watcher import Watcher
 from forge.jobdir.ledger import Ledger
 from forge.training import misuse
 
@@ -14,7 +15,7 @@ _MAX_PENDING = 50
 _MAX_AGE_S = 1.0
 
 
-class Metrics:
+class Metrics(Watcher):
     """Collects values without a host synchronisation; `flush` reads all with one per device."""
 
     def __init__(self, ledger: Ledger) -> None:
@@ -24,7 +25,7 @@ class Metrics:
         self._step = -1
         self._latest: dict[str, tuple[int, float]] = {}
 
-    def begin(self, step: int) -> None:
+    def on_step(self, step: int) -> None:
         """Values logged from now on belong to this step."""
         self._step = step
 
@@ -33,7 +34,13 @@ class Metrics:
         if values:
             self._pending.append((self._step, values))
 
-    def flush_if_due(self) -> None:
+    on_loop_end = on_step
+
+    def on_evaluation(self, step: int) -> None:
+        """Values that functions of `run.every` log belong to the last step done."""
+        self._step = step - 1
+
+    def on_boundary(self, step: int) -> None:
         """Write the pending values if there are many, or if they are old."""
         if self._pending and (
             len(self._pending) >= _MAX_PENDING or time.monotonic() - self._flushed >= _MAX_AGE_S

@@ -16,6 +16,8 @@ from forge.checkpoint.save.distributed_save import START
 from forge.checkpoint.save.staging_pool import Snapshot
 from forge.config.schema import CheckpointConfig, OnPendingSave
 from forge.errors import CheckpointError, Exit, unwritable
+from forge.group.facts import SaveRequest
+from forge.group.watcher import Watcher
 from forge.jobdir.ledger import Ledger
 from forge.process import sections
 from forge.process.progress import Phase
@@ -50,7 +52,7 @@ class SaveCause(Enum):
     """The code after the last loop has changed the state."""
 
 
-class Saver:
+class Saver(Watcher):
     """Saves in this thread or, with `checkpoint.async_save`, in the background."""
 
     def __init__(
@@ -110,6 +112,17 @@ class Saver:
         self._evaluated = step
         if self.considered == step:
             self.considered = step - 1
+
+    def request(self, step: int) -> SaveRequest | None:
+        """A save that is due by time.
+
+        Raises:
+            CheckpointError: If a save in the background has failed for good.
+        """
+        self.check()
+        if not self.is_overdue(step):
+            return None
+        return SaveRequest(step, is_periodic=True, rollbacks=self._nan.rollbacks)
 
     def is_overdue(self, step: int) -> bool:
         """Whether a save is due by time when `step` steps are done."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from forge import messages
@@ -20,11 +21,12 @@ from forge.errors import (
     Reason,
 )
 from forge.group.facts import StopRequest
+from forge.group.watcher import Watchers
 from forge.process.time_limit import TimeLimit
 from forge.shutdown import stopping
 from forge.shutdown.signal_handler import ShutdownHandler
 from forge.training.decide import Halt
-from forge.training.loop.loop_state import LoopState
+from forge.training.loop.loop_progress import LoopProgress
 from forge.training.start.attempt_io import AttemptIO
 
 ENDS = (CheckpointError, ConfigError, DirectoryInUse, RankFailed, RankLost)
@@ -42,18 +44,18 @@ class Shutdown:
         directory: The attempt's files, in which the reason is recorded.
         handler: Handles signals; forces the exit if stopping takes too long.
         limit: The time limit.
-        before: Called first, so that consequences of the exit are not taken for failures.
+        watchers: Told first, so that they do not take consequences of the exit for failures.
     """
 
     def __init__(
         self,
-        loops: LoopState,
+        loops: LoopProgress,
         directory: AttemptIO,
         handler: ShutdownHandler,
         limit: TimeLimit,
-        before: Callable[[], None],
+        watchers: Watchers,
     ) -> None:
-        self._before = before
+        self._watchers = watchers
         self._loops = loops
         self._directory = directory
         self._handler = handler
@@ -61,14 +63,6 @@ class Shutdown:
         self.exit: Exit | None = None
         """The exception that ends the process, once it has been raised."""
         handler.held_up_by = self._held_up_by
-
-    def asked(self) -> StopRequest:
-        """The stop that the received signal, or the time limit, leads to."""
-        received = self._handler.signal_received
-        if received is None:
-            return StopRequest(int(ExitCode.REQUEUE), Reason.time_limit)
-        code = int(self._handler.exit_code)
-        return StopRequest(code, Reason.of_code(code), received.name)
 
     def stop(self, asked: StopRequest, save: Callable[[], None] | None) -> NoReturn:
         """Save and exit; in the middle of a step without a save."""
@@ -107,6 +101,14 @@ class Shutdown:
             self._handler.begin_deadline()
         self._leave(error.exit_code, text, "error", logging.ERROR, error.reason)
 
+    @contextmanager
+    def giving_up(self) -> Iterator[None]:
+        """In the block, an error that no later step can fix ends the job."""
+        try:
+            yield
+        except ENDS as error:
+            self.give_up(error)
+
     def raise_again(self) -> None:
         """Raise the exit again if the script has caught it."""
         if self.exit is not None:
@@ -129,7 +131,8 @@ class Shutdown:
         **details: Any,
     ) -> NoReturn:
         """Log, run callbacks, end child processes, raise; `reason` defaults to that of the code."""
-        self._before()
+        for tell in self._watchers.on_stop:
+            tell()
         reason = reason or Reason.of_code(code)
         self._directory.end(kind, reason, text, self._loops.step, code, level, **details)
         self._loops.close()  # DataLoader workers shut down by themselves, before other children

@@ -35,7 +35,9 @@ class Clock:
         """One step, after a boundary; whether another may follow."""
         self.pass_s(seconds)
         limit.arrive()
-        return limit.allows_step(save_s)
+        may_follow = limit.allows_step(save_s)
+        limit.leave()
+        return may_follow
 
 
 @pytest.fixture
@@ -134,7 +136,7 @@ def test_a_step_that_was_long_once_is_forgotten(clock):
     for _ in range(2 * RECENT_STEPS):
         assert clock.step(limit, 1)
     clock.pass_s(5000)
-    limit.allows_step(0)
+    limit.leave()
     assert clock.step(limit, 1)  # 3600 s would not fit any more
 
 
@@ -152,6 +154,7 @@ def test_a_save_within_a_boundary_is_no_part_of_the_step(clock):
     limit.arrive()
     clock.pass_s(30)  # the periodic save
     assert limit.allows_step(30)
+    limit.leave()
     assert clock.step(limit, 1, save_s=30)
     assert clock.step(limit, 20, save_s=18)
     assert not clock.step(limit, 1, save_s=18)

@@ -133,7 +133,7 @@ DEFECTS = [
     # -- training ------------------------------------------------------------------------------
     Defect(
         "session_nan_streak",
-        "training/train_state.py",
+        "training/nan/update.py",
         'self._nan.load_state_dict(state["nan"])',
         "pass",
         "each restart forgets the streak of NaNs, so that none ever halts",

@@ -348,15 +348,15 @@ def leave(begin):
 @contextmanager
 def kills(at):
     """Signal this process in these steps, in any attempt."""
-    begin = Updater.begin
+    on_step = Updater.on_step
 
     def begin_and_kill(self, step):
-        begin(self, step)
+        on_step(self, step)
         if str(step) in at:
             os.kill(os.getpid(), signal.Signals["SIG" + at[str(step)]])
 
     if at:
-        Updater.begin = begin_and_kill
+        Updater.on_step = begin_and_kill
     yield
 
 

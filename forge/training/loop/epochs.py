@@ -22,7 +22,6 @@ from forge.data import loaders
 from forge.data.position import Position
 from forge.errors import ForgeError
 from forge.process import sections
-from forge.state import rng
 from forge.training import misuse
 from forge.training.boundary import Boundary
 from forge.training.loop import step_limit
@@ -39,8 +38,9 @@ class Epochs:
         self._loops = parts.loops
         self._start = start
         self._boundary = boundary
+        self._shutdown = parts.shutdown
+        self._stops = parts.stops
         self._steps = steps
-        self._updater = parts.updater
         self._metrics = parts.directory.metrics
         self._last: weakref.ref[Generator[int, None, None]] | None = None
         self._pass: weakref.ref[Generator[tuple[int, Any], None, None]] | None = None
@@ -84,72 +84,65 @@ class Epochs:
         self._boundary.lengths.check_count("epochs", count)
         has_finished = loops.is_complete and count <= place.planned
         if has_finished or (loops.is_over(math.inf) and not loops.due):
-            loops.pass_over()
-            if not loops.is_complete:
-                self._boundary.run_end.end_loop()
+            self._boundary.pass_over()
             return
-        place.planned, loops.is_complete, loops.is_between = count, False, False
+        place.planned = count
+        loops.begin_loop(math.inf)
         self._is_resumed = place.phase is not EpochPhase.before
         while self._begin_epoch(count):
             try:
-                yield self._place.epoch
+                yield self._epoch.epoch
             except GeneratorExit:
                 self._close_pass()
-                loops.break_off()
-                self._leave()
-                self._boundary.run_end.leave_loop()
+                self._boundary.let_go(is_left=True)
+                self._boundary.leave_loop()
                 raise
             self._end_epoch()
         if loops.loaded is not None:
-            rng.restore(loops.loaded["rng"])
+            loops.restore_random()
         else:
-            self._boundary.run_end.save_anew()
+            self._boundary.save_anew()
         has_ended = bool(loops.due) or loops.is_over(math.inf)
         self._boundary.pass_through(None, loops.step, has_ended=has_ended)
-        self._leave()
+        self._boundary.end_loop()
 
     @property
-    def _place(self) -> EpochPosition:
-        assert self._loops.place is not None
-        return self._loops.place  # replaced when a checkpoint is loaded
+    def _epoch(self) -> EpochPosition:
+        assert self._loops.epochs is not None
+        return self._loops.epochs  # replaced when a checkpoint is loaded
 
     def _begin_epoch(self, count: int) -> bool:
         """Whether there is another epoch."""
-        loaded = self._loops.loaded
-        if self._loops.is_over(math.inf) or self._place.epoch >= count:
+        if self._loops.is_over(math.inf) or self._epoch.epoch >= count:
             return False
-        if step_limit.is_over(self._place.epoch, self._loops.step):
+        if step_limit.is_over(self._epoch.epoch, self._loops.step):
             return False
         if self._is_resumed:
             self._start.go_back()
         else:
-            if loaded is not None:
+            if self._loops.loaded is not None:
                 self._older = _iterables()
-                rng.restore(loaded["rng"])
+                self._loops.restore_random()
             if self._boundary.pass_through(None, math.inf):
                 return False
             sections.current().begin_epoch()
             self._start.note()
-        self._metrics.begin(self._loops.step)
+        self._metrics.on_step(self._loops.step)
         self._is_pass_due = True
         return True
 
     def _end_epoch(self) -> None:
-        place = self._place
+        place = self._epoch
         self._close_pass()
+        with self._shutdown.giving_up():
+            if self._kept is not None:
+                raise self._kept
+        self._boundary.check_left()
         self._boundary.let_go()
-        if self._kept is not None:
-            raise self._kept
         if self._is_pass_due:
             raise ForgeError(misuse.epoch_without_pass(place.epoch))
         self._is_resumed = False
         place.epoch, place.phase, place.values = place.epoch + 1, EpochPhase.before, None
-
-    def _leave(self) -> None:
-        self._boundary.let_go(is_left=True)
-        self._metrics.begin(self._loops.step)
-        self._updater.begin(self._loops.step)
-        self._loops.leave()
 
     # -- the pass of an epoch ------------------------------------------------------------------
 
@@ -163,11 +156,11 @@ class Epochs:
         if not self._is_pass_due:
             raise ForgeError(misuse.BATCHES_WITHOUT_EPOCH)
         self._is_pass_due = False
-        position = self._loops.open(loader, self._place.epoch)
+        position = self._loops.open(loader, self._epoch.epoch)
         self._enter(position, loader)
-        if self._place.phase is EpochPhase.within:
+        if self._epoch.phase is EpochPhase.within:
             self._boundary.lengths.compare(loaders.num_batches(loader))
-        while self._place.phase is EpochPhase.within:
+        while self._epoch.phase is EpochPhase.within:
             if self._boundary.pass_through(position, math.inf):
                 break
             if step_limit.is_pass_over(position.taken):
@@ -181,6 +174,7 @@ class Epochs:
                 yield from self._steps.step(position, batch)
             except GeneratorExit:
                 position.end_pass(is_left=True)
+                self._boundary.lengths.note_left()
                 try:
                     self._end_pass(is_left=True)
                 except BaseException as error:  # noqa: BLE001 - nobody hears what is raised here
@@ -196,9 +190,9 @@ class Epochs:
             # First: a sampler can depend on values that the code before the pass read in run.state.
             self._steps.go_to(position, loops.saved_position)
             self._boundary.put_back()
-            assert loops.loaded is not None
-            rng.restore(loops.loaded["rng"])
-            loops.positions[-1], loops.loaded = position, None
+            loops.restore_random()
+            loops.positions[-1] = position
+            loops.forget_loaded()
             return
         before, older = loops.positions[-1], self._older
         if isinstance(before, Position):
@@ -208,14 +202,14 @@ class Epochs:
             position.name_changes(before)
         self._older = []
         loops.positions[-1] = position
-        self._place.phase = EpochPhase.within
+        self._epoch.phase = EpochPhase.within
         self._boundary.begin_pass()
 
     def _end_pass(self, *, is_left: bool = False) -> None:
-        place = self._place
+        place = self._epoch
         # A break and an error look the same here. After a stop request, the stop can be the cause;
         # with several ranks, all of them have left the pass by now.
-        is_caused = is_left and self._boundary.is_alone and self._boundary.is_stopping
+        is_caused = is_left and self._boundary.is_alone and self._stops.is_stopping
         may_stop = self._may_stop and not is_caused
         is_first = place.phase is EpochPhase.within
         self._boundary.end_pass(

@@ -165,7 +165,7 @@ class AttemptIO:
         self.saver.begin(step if resumed_from else None)
         if resumed_from:
             self.saver.tidy()  # a stop leaves old checkpoints for the next attempt to remove
-        self.metrics.begin(step)
+        self.metrics.on_step(step)
         if not self._is_first:
             return
         begins = f"resumes at step {step}" if resumed_from else "starts at step 0"

@@ -149,7 +149,7 @@ def scaled_run(directory, steps, spoil=lambda _, loss: loss, form="update", init
                     scaler.step(optimizer)
                 scaler.update()
                 optimizer.zero_grad()
-        counted = run._nan.state_dict()["detector"]["total_nans"]
+        counted = run._attempt.updater.state_dict()["nan"]["detector"]["total_nans"]
     return said, schedule, counted, model, scaler
 
 

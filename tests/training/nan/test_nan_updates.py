@@ -146,7 +146,7 @@ def two_optimizer_run(directory, bad_one, policy, steps=8, each=lambda run, step
                     loss.backward()
                     run.update(loss, optimizer)
                 each(run, step)
-            return 0, models.state_dict(), run._nan.state_dict()
+            return 0, models.state_dict(), run._attempt.updater.state_dict()["nan"]
     except forge.Exit as error:
         return int(error.code), models.state_dict(), error.text
     finally:
@@ -215,7 +215,7 @@ def test_one_update_of_two_optimizers_steps_none_where_one_is_bad(tmp_path, bad_
             loss.backward()
             model[bad_half].bias.grad.fill_(torch.nan)
             assert run.update(loss, tuple(optimizers)) is False
-    assert run._nan.state_dict()["detector"]["total_nans"] == 1
+    assert run._attempt.updater.state_dict()["nan"]["detector"]["total_nans"] == 1
     assert_same_state(dict(model.state_dict()), before)
     assert all(p.grad is None for p in model.parameters())
 

@@ -1,0 +1,83 @@
+"""Watchers of every Run: its stops, its progress in the ledger, its heartbeats."""
+
+from __future__ import annotations
+
+from forge.errors import ExitCode, Reason
+from forge.group.facts import Request, SaveRequest, StopRequest
+from forge.group.watcher import Watcher
+from forge.jobdir.ledger import Ledger
+from forge.process import sections
+from forge.process.time_limit import TimeLimit
+from forge.shutdown.signal_handler import ShutdownHandler
+from forge.training.loop.loop_progress import LoopProgress
+from forge.training.nan.nan_policy import NanPolicy
+from forge.training.saver import Saver
+
+
+class StopWatcher(Watcher):
+    """Requests a stop after a signal or near the time limit, and a save after a signal."""
+
+    def __init__(
+        self, handler: ShutdownHandler, limit: TimeLimit, saver: Saver, nan: NanPolicy
+    ) -> None:
+        self._handler = handler
+        self._saver = saver
+        self._nan = nan
+        self.limit = limit
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether a stop is pending, after a signal or near the time limit."""
+        return self._handler.should_shutdown() or self.limit.is_near(self._saver.cost_s)
+
+    def stop_request(self) -> StopRequest:
+        """The stop that the received signal, or the time limit, leads to."""
+        received = self._handler.signal_received
+        if received is None:
+            return StopRequest(int(ExitCode.REQUEUE), Reason.time_limit)
+        code = int(self._handler.exit_code)
+        return StopRequest(code, Reason.of_code(code), received.name)
+
+    def on_boundary(self, step: int) -> None:
+        """Measure the time since the last boundary."""
+        self.limit.arrive()
+
+    def request(self, step: int) -> Request | None:
+        """A stop or a save, after a signal."""
+        if self._handler.should_shutdown():
+            return self.stop_request()
+        if self._handler.take_save_request():
+            return SaveRequest(step, rollbacks=self._nan.rollbacks)
+        return None
+
+    def before_step(self, step: int) -> Request | None:
+        """A stop, if the time limit is near."""
+        return None if self.limit.allows_step(self._saver.cost_s) else self.stop_request()
+
+    def on_step(self, step: int) -> None:
+        """From now on a stop has to wait."""
+        self.limit.leave()
+
+
+class LedgerWatcher(Watcher):
+    """Records the progress in the ledger."""
+
+    def __init__(self, ledger: Ledger, loops: LoopProgress) -> None:
+        self._ledger = ledger
+        self._loops = loops
+
+    def on_boundary(self, step: int) -> None:
+        """Record the steps done."""
+        self._ledger.progress(step, self._loops.planned)
+
+
+class HeartbeatWatcher(Watcher):
+    """Begins the section of a step, whose time limit shows a hang."""
+
+    def on_step(self, step: int) -> None:
+        """A step has a time limit."""
+        sections.current().begin_step()
+
+    def on_loop_end(self, step: int) -> None:
+        """The code after a loop has none."""
+        sections.current().rest()
