@@ -73,7 +73,7 @@ def auto(cost_s: float) -> Callable[[float, int], float]:
 
     def interval(trained_s: float, num_losses: int) -> float:
         last = before[-1] if before else None
-        before.append(interval_s([cost_s], trained_s, num_losses, last))
+        before.append(interval_s(cost_s, trained_s, num_losses, last))
         return before[-1]
 
     return interval

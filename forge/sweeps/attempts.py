@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from forge.jobdir import ledger
+from forge.jobdir import jsonl, ledger
 from forge.jobdir.job_files import job_ledger
+from forge.jobdir.jsonl import Event
 from forge.jobdir.ledger import Progress
-from forge.sweeps import jsonl, ledger_tail
-from forge.sweeps.jsonl import Event
+from forge.sweeps import ledger_tail
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def read(directory: Path, *, with_metrics: bool = False) -> list[Attempt]:
         OSError: If a ledger cannot be read.
     """
     runs = []
-    for number, path in ledger_tail.attempt_files(directory):
+    for number, path in ledger.attempt_files(directory):
         found = [one for one in jsonl.events(path) if with_metrics or one["kind"] != "metrics"]
         if found:
             runs.append((float(found[0]["t"]), found))

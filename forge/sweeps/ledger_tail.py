@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from forge.jobdir.job_files import forge_dir
-from forge.sweeps import jsonl
+from forge.jobdir import jsonl, ledger
+from forge.jobdir.jsonl import Event
 from forge.sweeps.job import Metric
-from forge.sweeps.jsonl import Event
 
-_ATTEMPT = re.compile(r"attempt_(\d+)\.jsonl")
 ENDS = ("stop", "halt", "finish", "error")
 """Kinds of events with which a process leaves a Run."""
 _SUMMARY = b'"summary": {'
@@ -41,24 +37,13 @@ class LedgerTail:
     """Whether `metrics` covers all of the training, and not only its last part."""
 
 
-def attempt_files(directory: Path) -> list[tuple[int, Path]]:
-    """(number, path) of the ledger of each process that entered a Run, in order."""
-    folder = forge_dir(directory) / "ledger"
-    try:
-        names = os.listdir(folder)
-    except FileNotFoundError:
-        return []
-    matches = (_ATTEMPT.fullmatch(name) for name in names)
-    return sorted((int(one[1]), folder / one[0]) for one in matches if one)
-
-
 def read(directory: Path) -> LedgerTail:
     """The end of the newest ledger in a job's directory.
 
     Raises:
         OSError: If it cannot be read.
     """
-    files = attempt_files(directory)
+    files = ledger.attempt_files(directory)
     if not files:
         return LedgerTail()
     number, path = files[-1]
@@ -119,7 +104,7 @@ def add(found: dict[str, Metric], event: Event) -> None:
 def checkpoint_dirs(directory: Path) -> list[Path]:
     """The checkpoint directories of all Runs of a job, in the order in which they began."""
     found: dict[Path, None] = {}
-    for _, path in attempt_files(directory):
+    for _, path in ledger.attempt_files(directory):
         first = next(iter(jsonl.head(path)), {})
         if first.get("kind") == "run":
             found[directory / str(first.get("checkpoints", "."))] = None

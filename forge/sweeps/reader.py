@@ -17,11 +17,11 @@ from typing import Any
 from forge.errors import Reason
 from forge.filesystem.files import read_plain
 from forge.filesystem.steps import step_dirs, step_of
-from forge.jobdir import job_state, ledger
+from forge.jobdir import job_state, jsonl, ledger
 from forge.jobdir.job_files import PLAN, STATE, VERDICT, forge_dir, job_ledger
 from forge.jobdir.job_state import JobState, State
 from forge.jobdir.ledger import Progress
-from forge.sweeps import jsonl, ledger_tail
+from forge.sweeps import ledger_tail
 from forge.sweeps.job import Job, SavedCheckpoint
 from forge.sweeps.ledger_tail import LedgerTail
 from forge.sweeps.liveness import Locks

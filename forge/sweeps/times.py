@@ -16,9 +16,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from typing import NamedTuple
 
+from forge.jobdir.jsonl import Event
 from forge.sweeps import ledger_tail
 from forge.sweeps.attempts import Attempt
-from forge.sweeps.jsonl import Event
 
 
 class Part(Enum):

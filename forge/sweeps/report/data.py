@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from forge.jobdir.jsonl import Event
 from forge.sweeps import attempts, curves, times
 from forge.sweeps.attempts import Attempt
 from forge.sweeps.curves import Curve
 from forge.sweeps.job import Job
-from forge.sweeps.jsonl import Event
 from forge.sweeps.status import Chosen
 from forge.sweeps.sweep import Sweep
 from forge.sweeps.times import Part, Segment

@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from forge.jobdir.jsonl import Event
 from forge.sweeps import attempts, output, reader
 from forge.sweeps.attempts import Attempt
 from forge.sweeps.job import Job
-from forge.sweeps.jsonl import Event
 from forge.sweeps.reader import Files
 from forge.sweeps.sweep import Sweep
 

@@ -29,6 +29,7 @@ from forge.jobdir.verdict import Verdict
 from forge.shutdown import stopping
 from forge.state import run_values
 from forge.state.registry import StateRegistry
+from forge.training.interval import Interval
 from forge.training.metrics import Metrics
 from forge.training.nan.nan_policy import NanPolicy
 from forge.training.saver import Saver
@@ -83,10 +84,11 @@ class AttemptIO:
         self.ledger = Ledger(job, checkpoint_dir)
         claimed.note(job)
         self.store.attempt = self.ledger.attempt
-        self.saver = Saver(
-            self.store, policy.checkpoint, self.ledger, nan, is_alone=ranks.size == 1
-        )
         self.metrics = Metrics(self.ledger)
+        summary, is_alone = self.metrics.summary, ranks.size == 1
+        self.saver = Saver(
+            self.store, policy.checkpoint, self.ledger, nan, summary, is_alone=is_alone
+        )
         self.store.logged = self.metrics.latest
         verdict.clear(job, checkpoint_dir, began)
         self.command = job_dir.resume_command(job)
@@ -148,7 +150,9 @@ class AttemptIO:
         resizing.adapt(found, self._ranks)
         return found
 
-    def begin(self, step: int, resumed_from: str | None, *, is_complete: bool) -> None:
+    def begin(
+        self, step: int, resumed_from: str | None, interval: Interval, *, is_complete: bool
+    ) -> None:
         """Record and log the start of this attempt."""
         self.ledger.write(
             "start",
@@ -160,6 +164,8 @@ class AttemptIO:
             host=socket.gethostname(),
             torch=torch.__version__,
             stop_s=self._stop_s,
+            interval=interval._asdict(),
+            summary=self.metrics.summary(),
         )
         self.ledger.progress(step)
         self.saver.begin(step if resumed_from else None)

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from forge.sweeps import jsonl
+from forge.jobdir import jsonl
 
 MARK = b'"summary": {'
 
