@@ -125,9 +125,10 @@ def _cuts(attempt: Attempt, began: float) -> Iterator[tuple[float, Part]]:
         t = float(one["t"])
         if one["kind"] == "caught_up":
             yield t, Part.productive
-        elif one["kind"] == "save" and one.get("waited"):
-            yield t - float(one["waited"]), Part.saving
-            yield t, training(t)
+        elif one["kind"] == "save" and "waited" in one:
+            resumed = float(one["began"]) + float(one["waited"])  # a commit can be later
+            yield float(one["began"]), Part.saving
+            yield resumed, training(resumed)
         elif one["kind"] == "evaluation":
             yield t - float(one["seconds"]), Part.evaluating
             yield t, training(t)

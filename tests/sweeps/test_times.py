@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+import forge
 from forge.sweeps import times
 from forge.sweeps.attempts import Attempt
 from forge.sweeps.times import Part, Segment
@@ -23,7 +24,7 @@ def test_a_stop_and_a_kill_are_accounted_by_use():
         (11.0, "run", {}),
         (20.0, "start", {"step": 0, "previous_step": None, "summary": {}}),
         (25.0, "training", {}),
-        (40.0, "save", {"waited": 3.0, "step": 9}),
+        (43.0, "save", {"began": 37.0, "waited": 3.0, "step": 9}),
         (60.0, "evaluation", {"seconds": 5.0, "step": 12}),
         (97.0, "stop", {"asked": 90.0, "step": 20}),
     )
@@ -61,6 +62,10 @@ def test_a_pause_of_a_local_job_is_idle_and_a_command_is_productive():
     assert parts == [(Part.productive, 4.0), (Part.idle, 3.0), (Part.productive, 8.0)]
 
 
+def waited(draw, at):
+    return {"began": at + draw.uniform(-10, 100), "waited": draw.uniform(0, 30)}
+
+
 @pytest.mark.parametrize("seed", range(50))
 def test_the_parts_sum_to_the_whole_for_any_ledger(seed):
     """Clocks that are set back, events in any order, ends that nobody recorded."""
@@ -73,7 +78,7 @@ def test_the_parts_sum_to_the_whole_for_any_ledger(seed):
             (
                 at + draw.uniform(-10, 100),
                 draw.choice(kinds),
-                {"step": 3, "waited": draw.uniform(0, 30), "seconds": draw.uniform(0, 30)}
+                {"step": 3, "seconds": draw.uniform(0, 30), **waited(draw, at)}
                 | draw.choice([{}, {"summary": {}, "previous_step": 7}]),
             )
             for _ in range(draw.randrange(12))
@@ -86,3 +91,16 @@ def test_the_parts_sum_to_the_whole_for_any_ledger(seed):
     if found:
         whole = found[-1].end - found[0].begin
         assert sum(times.totals(found).values()) == pytest.approx(whole)
+
+
+def test_a_sweep_that_was_disturbed_is_accounted_within_one_percent(swept):
+    """Real ledgers: attempts that ended, raised, were killed, and were started again."""
+    for job in forge.sweep(swept).jobs:
+        own = job.history()
+        found = times.segments(own, None, own[-1].ended, is_queued=False)
+        sums = times.totals(found)
+        assert sum(sums.values()) == pytest.approx(own[-1].ended - own[0].began, rel=0.01)
+        assert sums[Part.starting] > 0
+        assert sums[Part.productive] > 0
+        assert (sums[Part.repeated] > 0) == (len(own) > 1)
+        assert sums[Part.saving] > 0
