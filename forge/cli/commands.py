@@ -63,6 +63,18 @@ GROUPS: dict[str, dict[str, CliCommand]] = {
             "forge.cli.report:main",
         ),
     },
+    "Act": {
+        "cancel": CliCommand(
+            "end jobs: they save first, and do not start again by themselves",
+            "forge cancel lr=0.1,seed=2",
+            "forge.cli.cancel:main",
+        ),
+        "resume": CliCommand(
+            "start the jobs of a sweep that have not finished again",
+            "forge resume --dry-run",
+            "forge.launch.resume:main",
+        ),
+    },
     "Check": {
         "rehearse": CliCommand(
             "interrupt and resume a script: are the results the same bits?",
