@@ -19,8 +19,7 @@ ForgeError                   base class of the errors below
 │   ├── SlurmRefused                 a Slurm command failed; the text is its output
 │   │   └── NotRequeueable               the controller refuses to requeue this job
 │   ├── NoAnswer                     the controller did not answer in time
-│   ├── NoSuchJob                    the controller does not know the job (any longer)
-│   └── AlreadyRequeued              Slurm has already requeued the job
+│   └── NoSuchJob                    the controller does not know the job (any longer)
 ├── JobError                     a job of a sweep did not finish
 └── RehearsalFailed              a script failed its rehearsal
 
@@ -288,10 +287,6 @@ class NoAnswer(SlurmError):
 
 class NoSuchJob(SlurmError):
     """The controller does not know the job (any longer)."""
-
-
-class AlreadyRequeued(SlurmError):
-    """Slurm has already requeued the job."""
 
 
 class JobError(ForgeError):

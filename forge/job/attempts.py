@@ -23,10 +23,10 @@ _PLACE = "logs.json"
 _CHUNK = 2**20
 
 
-def next_number(directory: Path) -> int:
-    """The number of the next attempt, over all starts of the job."""
+def last_number(directory: Path) -> int:
+    """The number of the last attempt, over all starts of the job; 0 before the first."""
     lines = read_if_there(job_ledger(directory)).splitlines()
-    return 1 + sum('"kind": "attempt"' in line for line in lines)
+    return sum('"kind": "attempt"' in line for line in lines)
 
 
 def begin(directory: Path, ranks: int, number: int) -> None:

@@ -25,11 +25,12 @@ import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from forge.filesystem.files import read_trusted
 from forge.job.hang_watch import TICK_S, HangWatch
-from forge.jobdir.job_files import TOKEN, write_json
+from forge.jobdir.job_files import TOKEN
+from forge.jobdir.rank_report import RankReport
 from forge.process import memory, processes, stacks, time_limit
 
 MARGIN_S = 5.0
@@ -94,25 +95,27 @@ class Supervisor:
         save_s = self.timeout_s or ORPHANED_S if self._deadline is None else self._deadline
         processes.end_descendants(self.environment.get(TOKEN), max(save_s, 0.0))
         code = os.waitstatus_to_exitcode(status)
-        report = {
-            "code": code,
-            "is_held": self.is_held,
-            "time": ended,
-            "node": os.environ.get("SLURMD_NODENAME", ""),
-            **self._more(),
-        }
-        killed = memory.oom_kills()
-        if killed_before is not None and killed is not None and killed > killed_before:
-            report["oom_kills"] = killed - killed_before
+        killed_after = memory.oom_kills()
+        oom_kills = 0
+        if killed_before is not None and killed_after is not None:
+            oom_kills = max(killed_after - killed_before, 0)
+        report = RankReport(
+            code=code,
+            is_held=self.is_held,
+            time=ended,
+            node=os.environ.get("SLURMD_NODENAME", ""),
+            stops=self._stops_seen(),
+            oom_kills=oom_kills,
+        )
         try:
-            write_json(self.report, report)
+            report.write(self.report)
         except OSError:  # a full disk: our exit code has the main point
             code = self._unreported(code)
         return code if code >= 0 else 128 - code
 
-    def _more(self) -> dict[str, Any]:
-        """More fields for the report."""
-        return {}
+    def _stops_seen(self) -> list[str]:
+        """For a command: the signals that asked it to stop."""
+        return []
 
     def _unreported(self, code: int) -> int:
         """The exit code to return if the report cannot be written."""

@@ -17,7 +17,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from forge.errors import Reason
+from forge.errors import ExitCode, Reason
 from forge.filesystem.preallocated_file import write_padded
 from forge.jobdir.job_files import STATE, forge_dir, read_json
 
@@ -129,12 +129,28 @@ class JobState:
     """More fields of the file, for the backend that has written them."""
     version: int = VERSION
 
+    @property
+    def is_decided(self) -> bool:
+        """Whether the start of the job has ended, in the queue or for good."""
+        return self.state is State.queued or self.state.is_final
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of the job's own process; 0 only if the job has finished."""
+        return exit_code(self.code, is_finished=self.state is State.finished)
+
     def write(self, job_dir: Path) -> None:
         """Replace the file. Raises OSError if it cannot be written; the old content stays."""
         names = {"state": self.state.name, "reason": self.reason and self.reason.name}
         content = asdict(self) | names
         more = content.pop("backend")
         write_padded(forge_dir(job_dir) / STATE, json.dumps(more | content) + "\n", _NUM_BYTES)
+
+
+def exit_code(code: int, *, is_finished: bool) -> int:
+    """The exit code of a job's own process, from that of its task, which is -N for signal N."""
+    code = code if code >= 0 else 128 - code
+    return code if code or is_finished else int(ExitCode.TERMINATED)
 
 
 def read(job_dir: Path) -> JobState | None:
@@ -177,8 +193,8 @@ def _of_unversioned(content: dict[str, Any]) -> dict[str, Any]:
     name = content["state"]
     content |= {"state": _NEW_STATES.get(name, name), "ends_next_start": name == "given up"}
     if "slurm_job" in content:
-        content["job"], content["start"] = content.pop("slurm_job"), content.pop("slurm_restarts")
-    content["start"] = str(content.get("start", ""))
+        content["job"] = content.pop("slurm_job")
+    content["start"] = str(content.pop("slurm_restarts", content.get("start", "")))
     content["began"] = content.get("time", 0.0)
     if "unfair" in (counts := content.get("counts", {})):
         content["counts"] = counts | {"early_evictions": counts["unfair"]}

@@ -25,17 +25,19 @@ from pathlib import Path
 from forge import messages
 from forge.config.schema import Policy
 from forge.errors import ExitCode, Reason, SlurmError, SlurmRefused
-from forge.job.record import Record
-from forge.job.requeue import Decision, Ending, decide_restart
-from forge.jobdir import job_dir, ledger, spawned, verdict
+from forge.job.ending import Ending
+from forge.job.job import Job, Trainings
+from forge.job.last_act import LastAct
+from forge.job.requeue import Decision
+from forge.jobdir import job_dir, spawned, verdict
 from forge.jobdir.job_files import REHEARSAL
-from forge.jobdir.job_state import State
+from forge.jobdir.job_state import JobState, State
 from forge.jobdir.plan import RequeueLimits
 from forge.process import world
 from forge.process.time_limit import SLURM_END_TIME
 from forge.shutdown import stopping
 from forge.slurm import client
-from forge.slurm.job_info import JobInfo, Why
+from forge.slurm.job_info import FINAL, IMPOSED, JobInfo, Why
 from forge.slurm.own_job import ASK_S, OwnJob
 
 _START_S = 5.0
@@ -46,10 +48,9 @@ _LOOK_S = 1.0
 """Seconds between two checks of the job's other steps."""
 _EARLY_S = 90.0
 """Slurm sends the signal before the time limit up to a minute earlier than requested."""
-
-_FINAL = (ExitCode.HALTED, ExitCode.UNHEALTHY, ExitCode.IN_USE, ExitCode.BAD_CONFIG)
-"""Exit codes after which another start would end in the same way, whatever Slurm does."""
 _BY_A_PERSON = (ExitCode.INTERRUPTED, ExitCode.HANGUP)
+_BY_HAND = "the signal was sent by a person or a program (`kill`, `scancel --signal`), not by Slurm"
+_IS_BACK = "requeued by Slurm, by the script, or by `scontrol requeue`"
 
 
 @dataclass(frozen=True)
@@ -59,24 +60,12 @@ class Work:
     limits: RequeueLimits
     warning_s: float
     """Seconds before the time limit at which the policy expects Slurm's signal."""
-    directories: list[Path]
-    """The directories of its trainings."""
-    checkpoint_dir: str
-    """`checkpoint.dir` of the policy."""
+    trainings: Trainings
     is_command: bool = False
     """Whether it is a command, whose progress forge cannot see."""
 
-    def saved_step(self) -> int:
-        """The number of steps that all trainings have saved; -1 before the first checkpoint."""
-        saved = (ledger.saved_steps(one, self.checkpoint_dir) for one in self.directories)
-        return sum(step + 1 for step in saved) - 1
 
-    def has_stepped(self, since: float) -> bool:
-        """Whether a training has done a step since that time."""
-        return any(ledger.has_stepped(one, since) for one in self.directories)
-
-
-class BatchJob:
+class BatchJob(LastAct):
     """The Slurm job, as its outermost forge process sees it.
 
     Args:
@@ -84,13 +73,22 @@ class BatchJob:
         work: The trainings or the command of the job.
     """
 
+    is_queue = True
+
     def __init__(self, directory: Path, work: Work) -> None:
-        self._directory = directory
-        self._work = work
-        self._began = time.time()
-        self._own = OwnJob(os.environ)
-        self._record = Record(directory, self._own.name, str(self._own.restarts))
+        self._work, self._own = work, OwnJob(os.environ)
+        state = JobState(
+            state=State.queued,
+            job=self._own.name,
+            start=str(self._own.restarts),
+            nodes=os.environ.get("SLURM_JOB_NODELIST", ""),
+            has_steps=not work.is_command,
+            argv=sys.argv[1:],  # for `same_dir`
+        )
+        super().__init__(Job(directory, work.limits, work.trainings, state, messages.warn))
         self._info: JobInfo | None = None
+        self._why = Why.unknown
+        self._is_limit_near = False
         self.is_batch = os.environ.get("ENVIRONMENT") == "BATCH"  # until the controller answers
         with contextlib.suppress(SlurmError):
             self._learn(_START_S)
@@ -100,15 +98,10 @@ class BatchJob:
             return
         left_s = None if self._info is None else self._info.ends_in_s()
         if left_s is not None:
-            end = self._began + left_s
+            end = time.time() + left_s
             self.stops_at = end - min(work.warning_s, left_s / 2)
             os.environ.setdefault(SLURM_END_TIME, f"{end:.0f}")  # Slurm sets it since version 23
-        before = self._record.read()
-        if before is not None and not before.state.is_final:
-            self._record.counts = before.counts
-        else:
-            self._record.counts.best_step = work.saved_step()
-        self._write(State.running)
+        self.begin(self.take_over())
 
     @property
     def command(self) -> str:
@@ -131,83 +124,87 @@ class BatchJob:
 
     def requeue(self, code: int, reason: Reason) -> int:
         """See `stopping.Requeuer`."""
-        if code in _FINAL:
-            return self._end(code, "is not requeued")
-        if not self._work.limits.enabled:
-            return self._end(code, f"is not requeued: {self._work.limits.why_not}")
+        job, ending = self.job, Ending.of(code, reason)
+        if not job.limits.enabled:
+            return self._end(ending, "is not", job.limits.why_not)
         try:
-            return self._requeue(Ending.of(code, reason), reason)
+            ending = self._explain(ending)
+            job.end_attempt()
+            decision = self.decide(ending)
+            if self.is_requeued:
+                decision = Decision(starts_again=True, because=_IS_BACK)
+            if not decision.starts_again:
+                return self._end(ending, "is not", decision.because)
+            job.record_end(ending)
+            self.start_again(decision)
         except SlurmError as error:
-            return self._end(code, f"could not be requeued: {error}", logging.ERROR)
+            return self._end(ending, "could not be", str(error), logging.ERROR)
+        self._judge(f"requeued: {decision.because}", int(ExitCode.REQUEUE), ending.reason)
+        messages.say(f"Requeued job {self._own.name}: {decision.because}")
+        return int(ExitCode.REQUEUE)
 
-    def _requeue(self, ending: Ending, reported: Reason) -> int:
-        code = ending.code
-        why, reason = self._ask(code, reported)
-        if reason is not None and why is not Why.requeued and self._wait_for_steps(reason):
-            why, reason = self._ask(code, reported)  # the job can have been cancelled meanwhile
-        if reason is None:
-            because = (
-                "it was cancelled"
-                if why is Why.cancelled
-                else "the signal was sent by a person or a program (`kill`, `scancel --signal`),"
-                " not by Slurm"
-            )
-            return self._end(code, f"is not requeued: {because}")
-        # An attempt that did not save counts as a failure.
-        decision = self._decide(ending if code == ExitCode.FORCED else ending.imposed(reason))
-        if why is Why.requeued:
-            return self._is_back(reason, "by Slurm, by the script, or by `scontrol requeue`")
-        if not decision.starts_again:
-            return self._end(code, f"is not requeued: {decision.because}")
-        self._write(State.queued, decision.because)  # before Slurm can end this process
-        self._own.requeue()
-        if decision.pause_s:
-            with contextlib.suppress(SlurmError), stopping.block_signals():
-                client.delay(self._own.name, decision.pause_s, ASK_S)
-        return self._is_back(reason, decision.because)
+    def _explain(self, ending: Ending) -> Ending:
+        """The end, with Slurm's reason if Slurm has ended the job. Raises SlurmError."""
+        if ending.reason in FINAL:
+            return ending
+        found = self._ask(ending)
+        comes_back = self._can_come_back(found) and not self.is_requeued
+        if comes_back and self._wait_for_steps(found.reason):
+            return self._ask(ending)  # the job can have been cancelled meanwhile
+        return found
 
-    def _ask(self, code: int, reported: Reason) -> tuple[Why, Reason | None]:
-        """Why Slurm ends the job, and the reason to requeue it, or None to let it end."""
+    def _ask(self, ending: Ending) -> Ending:
         info = self._learn()
-        why = self._own.why(info)
-        return why, self._reason(why, code, reported, info)
-
-    def _decide(self, ending: Ending) -> Decision:
-        """Whether the limits allow a requeue."""
-        work, info = self._work, self._info
-        if info is not None and not info.is_requeueable:
-            because = (
-                f"{ending.text}, but Slurm does not requeue this job: it was submitted with"
-                " `--no-requeue`, or the cluster has `JobRequeue=0`"
-            )
-            return Decision(starts_again=False, because=because)
-        return decide_restart(
-            ending,
-            self._record.counts,
-            work.limits,
-            work.saved_step(),
-            has_run=not work.is_command,
-            is_cut_short=not work.is_command and not work.has_stepped(self._began),
-        )
-
-    def _reason(self, why: Why, code: int, reported: Reason, info: JobInfo) -> Reason | None:
-        """The reason to requeue the job; None if it ends here."""
-        if why is Why.cancelled or (code in _BY_A_PERSON and why is not Why.requeued):
-            return None
-        if why in (Why.preempted, Why.requeued):
-            return Reason.preempted
-        if why is Why.time_limit or reported is Reason.time_limit:
-            return Reason.time_limit
-        if code != ExitCode.REQUEUE:
-            return None
+        why = self._why = self._own.why(info)
         left_s = info.ends_in_s()
-        is_near = left_s is not None and left_s <= self._work.warning_s + _EARLY_S
-        return Reason.time_limit if is_near else Reason.requested
+        self._is_limit_near = left_s is not None and left_s <= self._work.warning_s + _EARLY_S
+        if why is Why.cancelled:
+            return ending.imposed(Reason.cancelled, "it was cancelled")
+        if ending.code in _BY_A_PERSON and why is not Why.requeued:
+            return ending.imposed(Reason.cancelled, _BY_HAND)
+        if ending.code == ExitCode.FORCED:
+            return ending  # it did not save: this counts as a failure
+        if why in IMPOSED:
+            return ending.imposed(IMPOSED[why])
+        if ending.code == ExitCode.REQUEUE:
+            is_limit = self._is_limit_near or ending.reason is Reason.time_limit
+            return ending.imposed(Reason.time_limit if is_limit else Reason.requested)
+        is_stop = ending.code == ExitCode.TERMINATED
+        return ending.imposed(Reason.cancelled, _BY_HAND) if is_stop else ending
 
-    def _wait_for_steps(self, imposed: Reason) -> bool:
+    def _can_come_back(self, ending: Ending) -> bool:
+        """Whether Slurm, and not the training itself or a person, has ended the job."""
+        is_forced_by_slurm = self._why in IMPOSED or self._is_limit_near
+        is_forced = ending.code == ExitCode.FORCED and is_forced_by_slurm
+        return ending.reason is not Reason.cancelled and (ending.is_imposed or is_forced)
+
+    @property
+    def is_requeued(self) -> bool:
+        """Whether Slurm, the script or a person has requeued the job already."""
+        return self._why is Why.requeued
+
+    def refusal(self, ending: Ending) -> str:
+        """Slurm has not ended the job, or would not requeue it."""
+        if not self._can_come_back(ending):
+            return "Slurm has not ended the job"
+        if self._info is not None and not self._info.is_requeueable:
+            return (
+                "Slurm does not requeue this job: it was submitted with `--no-requeue`, or the"
+                " cluster has `JobRequeue=0`"
+            )
+        return ""
+
+    def put_back(self, pause_s: float) -> None:
+        """Requeue the job. Raises SlurmError if Slurm refuses."""
+        self._own.requeue()
+        if pause_s:
+            with contextlib.suppress(SlurmError), stopping.block_signals():
+                client.delay(self._own.name, pause_s, ASK_S)
+
+    def _wait_for_steps(self, reason: Reason) -> bool:
         """Wait until no other step runs, or time runs out. Returns whether it had to wait."""
         own = f"{self._own.name}.{os.environ.get('SLURM_STEP_ID', '')}"
-        until = time.monotonic() + self._left_s(imposed)
+        until = time.monotonic() + self._left_s(reason)
         has_waited = False
         while time.monotonic() < until:
             with contextlib.suppress(SlurmRefused), stopping.block_signals():
@@ -222,34 +219,28 @@ class BatchJob:
             time.sleep(_LOOK_S)
         return has_waited
 
-    def _left_s(self, imposed: Reason) -> float:
+    def _left_s(self, reason: Reason) -> float:
         """Seconds that the other steps have to end."""
         left_s = self._info.ends_in_s() if self._info is not None else None
-        if imposed is Reason.requested or left_s is None:
+        if reason is Reason.requested or left_s is None:
             return self._work.warning_s
         return left_s - _SPARE_S
 
-    def _is_back(self, reason: Reason, because: str) -> int:
-        self._write(State.queued, because)
-        self._judge(f"requeued: {because}", int(ExitCode.REQUEUE), reason)
-        messages.say(f"Requeued job {self._own.name}: {because}")
-        return int(ExitCode.REQUEUE)
-
-    def _end(self, code: int, text: str, level: int = logging.INFO) -> int:
-        self._write(State.stopped, text, code)
-        self._judge(f"job {self._own.name} {text}", code)
-        messages.say(f"Job {self._own.name} {text}. To resume it:\n  {self.command}", level)
-        return code
-
-    def _write(self, state: State, because: str = "", code: int = 0) -> None:
-        self._record.write(state, because, code, argv=sys.argv[1:])  # for `same_dir`
+    def _end(self, ending: Ending, how: str, because: str, level: int = logging.INFO) -> int:
+        self.job.record_end(ending)
+        self.job.end(ending, because)
+        text = f"{self._own.name} {how} requeued: {because}"
+        self._judge(f"job {text}", ending.code)
+        messages.say(f"Job {text}. To resume it:\n  {self.command}", level)
+        return ending.code
 
     def _judge(self, text: str, code: int, reason: Reason | None = None) -> None:
         """Add the text to the verdict that the Run has written."""
-        said = verdict.read(self._directory)
+        directory = self.job.directory
+        said = verdict.read(directory)
         if said is not None and said.pid == os.getpid():
             reason, text = reason or said.reason, f"{said.text}; {text}"
-            verdict.write(self._directory, replace(said, reason=reason, text=text, exit_code=code))
+            verdict.write(directory, replace(said, reason=reason, text=text, exit_code=code))
 
 
 def here(directory: Path, work: Work) -> BatchJob | None:
@@ -267,4 +258,4 @@ def here(directory: Path, work: Work) -> BatchJob | None:
 def of_run(policy: Policy, directory: Path) -> BatchJob | None:
     """As `here`, for a training with this policy in the job directory `directory`."""
     limits, place = RequeueLimits.of(policy.requeue), policy.checkpoint.dir
-    return here(directory, Work(limits, policy.signal.warning_s, [directory], place))
+    return here(directory, Work(limits, policy.signal.warning_s, Trainings([directory], place)))

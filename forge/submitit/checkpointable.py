@@ -21,7 +21,6 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
-import signal
 import sys
 import threading
 import time
@@ -33,20 +32,18 @@ from typing import Any, TypeGuard
 from forge import messages
 from forge.config import loading, removed
 from forge.config.schema import Policy, SignalAction
-from forge.errors import AlreadyRequeued, Exit, ExitCode, JobError, NoSuchJob, Reason, SlurmError
-from forge.filesystem.files import make_directory
+from forge.errors import Exit, ExitCode, JobError, Reason, SlurmError
 from forge.filesystem.foreign import foreign
-from forge.job.record import Record
-from forge.job.requeue import Decision, Ending, decide_restart
-from forge.jobdir import job_dir, ledger
+from forge.job.ending import Ending
+from forge.job.requeue import Decision
+from forge.jobdir import job_dir
 from forge.jobdir.job_files import RANK, RANKS, forge_dir
 from forge.jobdir.job_state import JobState, State
-from forge.jobdir.plan import RequeueLimits
 from forge.process import processes
 from forge.shutdown import stopping
 from forge.slurm.own_job import ASK_S
 from forge.submitit import backends
-from forge.submitit.backends import Backend
+from forge.submitit.backends import SubmittedJob
 
 MARGIN_S = 10.0
 """Seconds before the forced exit, for requeueing a job whose main thread does not return."""
@@ -112,17 +109,20 @@ class Checkpointable:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the task; outside a submitit job, just call it."""
-        backend = backends.current()
+        backend = backends.current(self._place, self.policy)
         if backend is None:
             return self.task(*args, **kwargs)
-        directory = Path(self.directory.replace("%j", backend.job))
-        if self._is_in_folder:
-            directory = backend.folder / directory
-        if backend.size > 1:
-            names = {RANK: str(backend.rank), RANKS: str(backend.size)}
-            os.environ.update(names | backend.world().variables())
-        attempt = _Attempt(self.policy, directory.absolute(), backend)
-        return (attempt.follow if backend.rank else attempt.run)(self.task, args, kwargs)
+        rank, size = backend.task.rank, backend.task.size
+        if size > 1:
+            names = {RANK: str(rank), RANKS: str(size)}
+            os.environ.update(names | backend.world.variables())
+        attempt = _Attempt(self.policy, backend)
+        return (attempt.follow if rank else attempt.run)(self.task, args, kwargs)
+
+    def _place(self, folder: Path, job: str) -> Path:
+        """The directory of the job, from submitit's folder and the job's name."""
+        directory = Path(self.directory.replace("%j", job))
+        return (folder / directory if self._is_in_folder else directory).absolute()
 
     def checkpoint(self, *args: Any, **kwargs: Any) -> Any:
         """Called by submitit when it requeues the job, not by you.
@@ -149,11 +149,6 @@ class Checkpointable:
 # -- one start ---------------------------------------------------------------------------------
 
 
-def _is_decided(state: JobState | None) -> bool:
-    """Whether rank 0 has decided what follows the end of this start."""
-    return state is not None and state.state is not State.running
-
-
 def _has_failed(state: JobState | None) -> TypeGuard[JobState]:
     """Whether rank 0 has ended the job."""
     return state is not None and state.state in (State.stopped, State.failed)
@@ -162,18 +157,16 @@ def _has_failed(state: JobState | None) -> TypeGuard[JobState]:
 class _Attempt:
     """One start of a job: handles signals, runs the task, decides on a restart."""
 
-    def __init__(self, policy: Policy, directory: Path, backend: Backend) -> None:
+    def __init__(self, policy: Policy, backend: SubmittedJob) -> None:
+        directory = backend.job.directory
         # First of all: until here submitit's handlers ignore SIGTERM.
-        name = backend.own_signal.name.removeprefix("SIG")
+        name = backend.task.own_signal.name.removeprefix("SIG")
         policy.signal.actions.setdefault(name, SignalAction.requeue)
         self._handler = stopping.install(policy, forge_dir(directory))
         stopping.allow(3 * ASK_S + MARGIN_S)
         job_dir.place(directory, backend.command)
         stopping.has_job(directory)
-        self._policy = policy
-        self._directory = directory
-        self._backend = backend
-        self._record = Record(directory, backend.job, backend.start)
+        self._backend, self._job = backend, backend.job
         self._has_left = threading.Event()
         self._decider = threading.Lock()
         """Held by the thread that decides whether the job is restarted."""
@@ -181,10 +174,11 @@ class _Attempt:
     def run(self, task: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Returns the value of the task; otherwise raises, or exits for a restart."""
         value: Any = None
-        refusal: JobError | None = None
         try:
-            refusal = self._begin()
-            if refusal is None:
+            self._warn_of_others()
+            self._backend.task.remove_result()
+            refused = self._backend.begin_job()
+            if refused is None:
                 value = self._call(task, args, kwargs)
         except SystemExit as error:
             failure: BaseException | None = error if error.code not in (None, 0) else None
@@ -192,42 +186,47 @@ class _Attempt:
             failure = error
         else:
             failure = None
-        if refusal is not None:
-            raise refusal
+            if refused is not None:
+                raise self._error(refused.because, refused.exit_code)
         if failure is None:
-            self._record.write(State.finished)
+            self._finish()
             return value
         following = self._what_follows(failure)
         if following is failure:
             raise failure
         raise following from None
 
+    def _finish(self) -> None:
+        finished = Ending.of(ExitCode.FINISHED)
+        self._job.record_end(finished)
+        self._job.end(finished, finished.text)
+
     def follow(self, task: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run the task on another rank than 0; rank 0 decides how all ranks end."""
-        self._backend.result.unlink(missing_ok=True)
+        self._backend.task.remove_result()
         threading.Thread(target=self._watch_rank_0, name="forge-rank-0", daemon=True).start()
         try:
             return task(*args, **kwargs)
         except SystemExit:
             until = time.monotonic() + MARGIN_S
-            while not _is_decided(state := self._record.of_this_start()):
+            while (state := self._backend.of_this_start()) is None or not state.is_decided:
                 if time.monotonic() > until:
                     break
                 time.sleep(_LOOK_S)
             if _has_failed(state):
-                raise JobError(state.because, state.code) from None
+                raise JobError(state.because, state.exit_code) from None
             raise
         finally:
             self._has_left.set()
 
     def _watch_rank_0(self) -> None:
         """Wait until rank 0 has begun; exit if it refuses to, since rendezvous would time out."""
-        while (state := self._record.of_this_start()) is None:
+        while (state := self._backend.of_this_start()) is None:
             if self._has_left.wait(_BEGIN_LOOK_S):
                 return
         if _has_failed(state) and not self._has_left.is_set():
-            self._backend.store_error(state.because)
-            os._exit(state.code or 1)
+            self._backend.task.store_error(state.because)
+            os._exit(state.exit_code)
 
     def _call(self, task: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         threading.Thread(target=self._watch, name="forge-deadline", daemon=True).start()
@@ -239,39 +238,9 @@ class _Attempt:
             self._has_left.set()
             self._decider.acquire()  # blocks forever if the other thread is ending this process
 
-    # -- the job's own record ------------------------------------------------------------------
-
-    def _begin(self) -> JobError | None:
-        """Take over the counts; returns an error if the job must not be started again."""
-        self._warn_of_others()
-        make_directory(forge_dir(self._directory))
-        # The result of an earlier start is stale. submitit also fails if a kill while it stored a
-        # result left a temporary file.
-        result = self._backend.result
-        for path in (result, result.with_suffix(f"{result.suffix}.save_tmp")):
-            path.unlink(missing_ok=True)
-        before = self._record.read()
-        if before is not None and (before.ends_next_start or not before.state.is_final):
-            self._record.counts = before.counts
-        else:
-            self._record.counts.best_step = self._saved_step()
-        if before is not None and before.ends_next_start:
-            self._record.write(before.state, before.because, before.code, ends_next_start=True)
-            return JobError(before.because, before.code)
-        if before is not None and before.state is State.running:
-            decision = self._decide(Ending.of(-signal.SIGKILL))
-            if not decision.starts_again:
-                because = (
-                    "an earlier start did not record its end, which counts as a kill:"
-                    f" {decision.because}"
-                )
-                return self._give_up(because, 128 + signal.SIGKILL)
-        self._record.write(State.running)
-        return None
-
     def _warn_of_others(self) -> None:
         """Only warn: submitit has already executed the files in its folder."""
-        for path in (self._backend.folder, self._backend.submitted):
+        for path in (self._backend.task.folder, self._backend.task.submitted):
             found = foreign(path)
             if found:
                 messages.warn(
@@ -281,83 +250,84 @@ class _Attempt:
                 )
                 return
 
-    def _saved_step(self) -> int:
-        """The last saved step of all Runs of the job; -1 before the first checkpoint."""
-        return ledger.saved_steps(self._directory, self._policy.checkpoint.dir)
-
     # -- deciding ------------------------------------------------------------------------------
 
     def _what_follows(self, failure: BaseException) -> BaseException:
         """Requeue if that is due; returns the exception with which this process ends."""
+        ending, text = self._ending(failure)
+        has_saved, is_stop = isinstance(failure, SystemExit), self._is_stop(failure)
+        problem = ""
+        try:
+            ending = self._explained(ending, has_saved=has_saved) if is_stop else ending
+        except SlurmError as error:
+            problem = f"cannot ask Slurm why the job was stopped: {error}"
+        self._job.end_attempt()
+        self._job.record_end(ending)
+        if not problem:
+            decision = self._backend.decide(ending)
+            problem = decision.because
+            if decision.starts_again:
+                try:
+                    return self._start_again(decision)
+                except SlurmError as error:
+                    problem = f"could not be requeued: {error}"
+        if not is_stop and not has_saved:
+            self._end(ending, problem)
+            return failure
+        because = "it was cancelled" if ending.reason is Reason.cancelled else problem
+        return self._give_up(ending, f"{text}; not started again: {because}")
+
+    def _is_stop(self, failure: BaseException) -> bool:
+        """Whether the task has ended because of a signal."""
         received = self._handler.signal_received
-        is_stop = received is not None
+        if not isinstance(failure, SystemExit):
+            return received is not None
+        is_requeue = failure.code == ExitCode.REQUEUE
+        return is_requeue or (received is not None and failure.code == 128 + received)
+
+    def _ending(self, failure: BaseException) -> tuple[Ending, str]:
+        """The end of the task, and a text that describes it."""
+        said: Reason | None = None
         if isinstance(failure, SystemExit):
             code = failure.code if isinstance(failure.code, int) else 1
             text = failure.text if isinstance(failure, Exit) else f"sys.exit({failure.code!r})"
             said = failure.reason if isinstance(failure, Exit) else None
-            is_stop = code in (ExitCode.REQUEUE, None if received is None else 128 + received)
         else:
             # After a signal: it killed a helper process first, or caused the error.
-            code = self._handler.exit_code if is_stop else 1
-            text, said = f"{type(failure).__name__}: {failure}", None
-        ending, is_back = Ending.of(int(code), said, text), False
-        if said is Reason.rank_lost and (rank := self._backend.raised_elsewhere(_RAISED_S)):
+            has_signal = self._handler.signal_received is not None
+            code = self._handler.exit_code if has_signal else 1
+            text = f"{type(failure).__name__}: {failure}"
+        ending, task = Ending.of(int(code), said, text), self._backend.task
+        if said is Reason.rank_lost and (rank := task.raised_elsewhere(_RAISED_S)):
             text = f"rank {rank} raised an error: see its log, or job.task({rank}).exception()"
             ending = Ending.of(1, text=text)
-        try:
-            if is_stop:
-                why = self._backend.why(received, ending.code)
-                has_saved = isinstance(failure, SystemExit)
-                is_final = why in (Reason.cancelled, Reason.interrupted)
-                ending = (
-                    ending.imposed(why) if has_saved or is_final else Ending.of(ExitCode.FORCED)
-                )
-            decision = self._decide(ending)
-            if decision.starts_again:
-                return self._start_again(decision, must_ask=not is_stop)
-        except AlreadyRequeued:
-            is_back = True
-            decision = self._decide(Ending.of(ExitCode.REQUEUE))
-            if decision.starts_again:
-                self._record.write(State.queued, "by Slurm")
-                return stopping.leave(self._backend.restart_code, "requeued by Slurm")
-        except SlurmError as problem:
-            decision = Decision(
-                starts_again=False, because=f"cannot ask Slurm why the job was stopped: {problem}"
-            )
-        if not is_stop and not isinstance(failure, SystemExit):
-            self._record.write(State.failed, decision.because, ending.code)
-            return failure
-        is_cancelled = ending.reason is Reason.cancelled
-        because = "it was cancelled" if is_cancelled else decision.because
-        return self._give_up(f"{text}; not started again: {because}", ending.code, is_back=is_back)
+        return ending, text
 
-    def _start_again(self, decision: Decision, *, must_ask: bool) -> Exit:
-        """Requeue; first writes the job's record, since Slurm can end this process then."""
-        if must_ask and self._backend.why(None, int(ExitCode.REQUEUE)) is Reason.cancelled:
-            raise NoSuchJob("it was cancelled")
-        leaving = stopping.leave(self._backend.restart_code, f"requeued: {decision.because}")
-        self._record.write(State.queued, decision.because)
-        self._backend.requeue()
-        messages.say(f"Requeued job {self._backend.job}: {decision.because}")
+    def _explained(self, ending: Ending, *, has_saved: bool) -> Ending:
+        """The end with its reason; without a save it counts as a failure. Raises SlurmError."""
+        reason = self._backend.why(self._handler.signal_received, ending.code)
+        is_final = reason in (Reason.cancelled, Reason.interrupted)
+        if has_saved or is_final or self._backend.is_requeued:
+            return ending.imposed(reason)
+        return Ending.of(ExitCode.FORCED)
+
+    def _start_again(self, decision: Decision) -> Exit:
+        how = "by Slurm" if self._backend.is_requeued else decision.because
+        leaving = stopping.leave(self._backend.restart_code, f"requeued: {how}")
+        self._backend.start_again(decision)
+        messages.say(f"Requeued job {self._job.state.job}: {how}")
         return leaving
 
-    def _decide(self, ending: Ending) -> Decision:
-        limits = RequeueLimits.of(self._policy.requeue)
-        counts = self._record.counts
-        decision = decide_restart(ending, counts, limits, self._saved_step())
-        refusal = self._backend.refusal(counts.restarts) if decision.starts_again else ""
-        return (
-            Decision(starts_again=False, because=f"{decision.because}; {refusal}")
-            if refusal
-            else decision
-        )
+    def _end(self, ending: Ending, because: str) -> None:
+        self._job.end(ending, because, is_requeued=self._backend.is_requeued)
 
-    def _give_up(self, because: str, code: int, *, is_back: bool = False) -> JobError:
-        # A job that is requeued by hand after its end gets new budgets.
-        self._record.write(State.stopped, because, code, ends_next_start=is_back)
+    def _give_up(self, ending: Ending, because: str) -> JobError:
+        self._end(ending, because)
+        return self._error(because, ending.code)
+
+    def _error(self, because: str, code: int) -> JobError:
         return JobError(
-            f"{because}. Its checkpoints are in {self._directory}; to resume:\n"
+            f"{because}. Its checkpoints are in {self._job.directory}; to resume:\n"
             f"  {self._backend.command}",
             code,
         )
@@ -382,15 +352,16 @@ class _Attempt:
             faulthandler.dump_traceback(output, all_threads=True)
         code = int(ExitCode.FORCED)
         following: BaseException
-        if self._saved_step() < 0:
-            following = self._give_up(
-                "the task did not exit in time, and has no checkpoint to resume from", code
-            )
+        if self._job.trainings.saved_step() < 0:
+            ending = Ending.of(code)
+            self._job.record_end(ending)
+            text = "the task did not exit in time, and has no checkpoint to resume from"
+            following = self._give_up(ending, text)
         else:
             following = self._what_follows(JobError("the task did not end", code))
         if isinstance(following, Exit):
             code = self._backend.restart_code
         else:
-            self._backend.store_error(str(following))
+            self._backend.task.store_error(str(following))
         processes.kill_descendants()
         os._exit(code)

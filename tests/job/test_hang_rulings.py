@@ -8,13 +8,17 @@ import time
 from dataclasses import replace
 
 import pytest
+from plans import planned
 
 from forge.errors import Reason
 from forge.filesystem import preallocated_file
 from forge.job import hang_files, hangs
+from forge.job.ending import Ending
 from forge.job.hang_files import HangQuery, HangReport, QueryPhase
 from forge.job.hangs import Hangs, find_culprit
-from forge.job.requeue import Ending
+from forge.job.wrapper import job_of
+from forge.jobdir import job_state
+from forge.jobdir.job_files import job_ledger
 from forge.jobdir.job_state import State
 
 QUERY = HangQuery(attempt=1, rank=0, time=12.5)
@@ -45,16 +49,23 @@ class Ruled:
     def __init__(self, folder, ranks=2, action="restart"):
         self.folder, self.forge = folder, folder / ".forge"
         self.files = self.forge / "hang"
-        self.lines, self.said, self.noted = [], [], []
-        self.hangs = Hangs(
-            folder,
-            ranks,
-            action,
-            lambda kind, **more: self.lines.append((kind, more)),
-            self.said.append,
-            self.noted.append,
-        )
+        self.said = []
+        self.job = job_of(folder, planned(ranks=ranks), nodes="n1", say=self.said.append)
+        self.job.write(State.running)
+        self.hangs = Hangs(self.job, ranks, action)
         self.hangs.begin(1)
+
+    @property
+    def lines(self):
+        """Kind and fields of each event in the job's ledger."""
+        path = job_ledger(self.folder)
+        events = [json.loads(one) for one in path.read_text().splitlines()] if path.exists() else []
+        return [(one.pop("kind"), one) for one in events]
+
+    @property
+    def noted(self):
+        """The hang in the job's state, which the launcher shows."""
+        return job_state.read(self.folder).hang
 
     @property
     def query(self):
@@ -104,7 +115,7 @@ def test_a_hang_is_shown_by_all_and_then_ended(job):
     ended = job.hangs.explain(Ending.of(-9, is_held=True))
     assert ended.text == job.said[0].partition("; the job")[0]
     assert (ended.reason, ended.exit_code, ended.state) == (Reason.hung, 70, State.failed)
-    assert job.noted == []  # the launcher prints the reason of the attempt's end anyway
+    assert job.noted == ""  # the launcher prints the reason of the attempt's end anyway
     assert ended.hung_at == 7
 
 
@@ -121,7 +132,8 @@ def test_a_rank_that_waits_for_a_working_rank_does_not_hang(job):
     """Each rank has its own limit: rank 1 can compile for as long as its limit allows."""
     job.answer(report(0), report(1, is_expired=False, excuse="is in `compilation`"))
     assert job.phase is None
-    assert job.lines == [("no hang", {"rank": 0, "because": "rank 1 is in `compilation`"})]
+    ((kind, event),) = job.lines
+    assert (kind, event["rank"], event["because"]) == ("no hang", 0, "rank 1 is in `compilation`")
     assert not (job.folder / "hangs").exists()
     assert job.hangs.explain(Ending.of(-9)).reason is Reason.crashed
 
@@ -221,7 +233,7 @@ def test_warn_goes_on(tmp_path):
     job.answer(*both)
     assert job.phase is None
     assert [kind for kind, _ in job.lines] == ["hang"]
-    assert job.noted == job.said  # the launcher prints the warning, too
+    assert [job.noted] == job.said  # the launcher prints the warning, too
     assert job.hangs.explain(Ending.of(-9)).reason is Reason.crashed
     moved = report(0, count=10), report(1, count=10)
     job.expire(moved[0])

@@ -14,9 +14,11 @@ from sweeps import App
 from forge.config.loading import load
 from forge.config.schema import Policy, RequeueConfig, RequeueRule
 from forge.errors import ConfigError, ExitCode, Reason
-from forge.job.requeue import Ending, decide_restart
+from forge.job.ending import Ending
+from forge.job.requeue import decide_restart
 from forge.jobdir.job_state import Counts
 from forge.jobdir.plan import ExecPlan, RequeueLimits
+from forge.jobdir.rank_report import RankReport
 
 KILLED = Ending.of(-signal.SIGKILL)
 REQUESTED = Ending.of(ExitCode.REQUEUE)
@@ -41,7 +43,7 @@ def rules(*pairs) -> list[RequeueRule]:
 
 def command(code, *stops, is_held=False, **how) -> Ending:
     """The end of a command of `forge exec` that got these signals."""
-    report = {"code": code, "stops": stops, "is_held": is_held}
+    report = RankReport(code=code, stops=[*stops], is_held=is_held)
     return Ending.of_command(report, ExecPlan(**how), {"USR1": "requeue", "TERM": "stop"})
 
 

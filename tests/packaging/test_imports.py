@@ -104,33 +104,17 @@ def test_only_the_layers_that_need_a_package_import_it():
 
 def test_the_training_process_knows_nothing_of_slurm_s_commands():
     """Training gets a function that requeues; only job and launcher call Slurm's commands."""
-    above = {
-        "forge.submitit.backends",
-        "forge.submitit.checkpointable",
-        "forge.job.command",
-        "forge.job.wrapper",
-        "forge.job.local",
-        "forge.slurm.wrapper",
-        "forge.launch",
-        "forge.slurm.batch_job",
-        "forge.slurm.client",
-        "forge.slurm.own_job",
-        "forge.slurm.same_dir",
-        "forge.slurm.exclusions",
-        "forge.slurm.step",
-        "forge.slurm.successor",
-        "forge.launch.task",
-        "forge.job.supervisor",
+    above = ("forge.job.", "forge.slurm.", "forge.submitit.", "forge.launch.", "submitit.")
+    own = ("forge.compat.", "hydra_plugins.", "forge.sweeps.", "forge.cli.")
+    allowed = {
+        "forge": {"forge.submitit.checkpointable", "forge.slurm.batch_job"},  # on first use
+        # It passes the function to main's process.
+        "forge.hydra_app.callbacks": {"forge.slurm.batch_job", "forge.slurm.same_dir"},
     }
     for module, path in modules().items():
-        tools = ("forge.sweeps", "forge.cli")  # for people at a terminal
-        others = tuple(f"{one}." for one in (*above, *tools, "forge.compat", "hydra_plugins"))
-        if not f"{module}.".startswith(others):
-            on_first_use = {"forge.submitit.checkpointable", "forge.slurm.batch_job"}
-            by_name = {"forge": on_first_use}.get(module, set())
-            if module == "forge.hydra_app.callbacks":  # passes the function to main's process
-                by_name = {"forge.slurm.batch_job", "forge.slurm.same_dir"}
-            assert not (imports(path) - by_name) & (above | {"submitit"}), module
+        if not f"{module}.".startswith((*above, *own)):
+            found = {one for one in imports(path) if f"{one}.".startswith(above)}
+            assert found <= allowed.get(module, set()), module
         commands = re.findall(r"""["'](sbatch|squeue|scontrol|sacct|srun)["']""", path.read_text())
         assert not commands or module == "forge.slurm.client", f"{module} names {commands}"
 

@@ -265,9 +265,9 @@ DEFECTS = [
     ),
     Defect(
         "submitit_budgets",
-        "submitit/checkpointable.py",
-        "(before.ends_next_start or not before.state.is_final)",
-        "(before.ends_next_start or before.state is State.running)",
+        "job/last_act.py",
+        "self.job.set_budgets(None if has_ended else before)",
+        "self.job.set_budgets(None)",
         "budgets start anew with every requeue, so that a job never ends",
         "submitit",
     ),

@@ -154,6 +154,25 @@ def test_what_slurm_has_requeued_is_not_requeued_again(played):
     assert [one["left_s"] for one in asked] == [None, None]
 
 
+def test_a_job_that_slurm_has_requeued_beyond_its_budget_ends_at_its_next_start(played):
+    """Slurm requeues a job that it preempts without a grace time, whatever the wrapper decides.
+
+    Regression test: the next start counted as one by hand, with new budgets, so that the budget of
+    preemptions never ended such a job.
+    """
+    none = replace(RequeueLimits.of(RequeueConfig()), max_preemptions=0)
+    job = played(requeue=none)
+    done = JobInfo("PENDING", "BeginTime", 1, None, left_s=-1.8e9)
+    ended = job.step(143, *both(143)).run(done)
+    assert (ended.code, ended.did, ended.state["state"]) == (143, [], "failed")
+    again = job.run(RUNS, left_s=None, restarts=1)
+    assert (again.code, again.num_attempts, again.state["state"]) == (143, 1, "failed")
+    assert again.state["because"] == ended.state["because"]
+    assert "max_preemptions=0" in again.said
+    by_hand = job.run(RUNS, restarts=2)
+    assert (by_hand.code, by_hand.num_attempts) == (0, 2)
+
+
 def test_sigint_by_hand_ends_the_job_as_ctrl_c_does(played):
     """After `scancel --signal=INT` the job saves, and is not requeued."""
     ended = played().step(130, *both(130)).run(RUNS)

@@ -22,7 +22,7 @@ from forge.checkpoint import Store
 from forge.checkpoint.retention import pins
 from forge.config.schema import CheckpointConfig
 from forge.errors import Reason
-from forge.job.local import LocalJob
+from forge.job import local
 from forge.jobdir import ledger, verdict
 from forge.jobdir.job_files import (
     LOCK,
@@ -113,7 +113,7 @@ def by_an_earlier_version(before: Callable[[Place], object]) -> Callable[[Place]
 
 
 def start(place: Place) -> int:
-    return LocalJob(place.job, is_continued=False).run()
+    return local.run(place.job)
 
 
 def start_by_slurm(place: Place) -> int:

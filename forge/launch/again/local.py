@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from forge import messages
-from forge.errors import ExitCode
 from forge.jobdir import cancel_request, job_ledger, plan
 from forge.jobdir.job_files import STATE, forge_dir
 from forge.launch.again import choose
@@ -21,9 +19,7 @@ from forge.launch.sweep import SweepDir
 from forge.sweeps.job import Job
 
 
-def run(
-    path: Path, jobs: Sequence[Job], launched: LaunchRecord, changes: dict[str, Any]
-) -> int:
+def run(path: Path, jobs: Sequence[Job], launched: LaunchRecord, changes: dict[str, Any]) -> int:
     """Run the jobs to their end; returns the exit code.
 
     Args:

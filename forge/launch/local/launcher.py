@@ -15,6 +15,7 @@ from forge import messages
 from forge.errors import Exit, ExitCode, Reason
 from forge.filesystem.files import make_trusted_directory
 from forge.hydra_app import frozen
+from forge.job.job import Trainings
 from forge.jobdir import code as job_code
 from forge.jobdir import job_dir
 from forge.jobdir.job_files import STATE, TASK, forge_dir, write_atomically
@@ -82,8 +83,7 @@ def _batch_job(directory: Path, jobs: list[ComposedJob]) -> BatchJob | None:
     work = Work(
         RequeueLimits.of(policies[0].requeue),
         max(one.signal.warning_s for one in policies),
-        [job.directory for job in jobs],
-        policies[0].checkpoint.dir,
+        Trainings([job.directory for job in jobs], policies[0].checkpoint.dir),
         is_command=jobs[0].command is not None,
     )
     return batch_job.here(directory, work)

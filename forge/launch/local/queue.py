@@ -15,7 +15,7 @@ from typing import Any
 
 from forge.errors import ExitCode
 from forge.filesystem.files import open_file
-from forge.job.requeue import signal_name
+from forge.job.ending import signal_name
 from forge.jobdir import plan
 from forge.jobdir.job_files import OUTPUT, PLAN, TOKEN, forge_dir
 from forge.jobdir.job_state import JobState, State

@@ -84,7 +84,7 @@ class ObservedJob(ABC):
     def view(self) -> JobView:
         """The job's row in the display."""
         progress = None
-        if self.state is not State.queued:
+        if self.state is not State.queued or self.restarts:
             progress = ledger.read_progress(self.directory)
         step = progress.step if progress else None
         planned = progress.planned if progress else None
