@@ -19,8 +19,8 @@ from forge.sweeps.job import Job
 from forge.sweeps.sweep import NoSweep, Sweep
 
 _WHAT = """\
-End jobs of a sweep. A running job saves at its next step and exits; no job that was cancelled starts
-again until `forge resume` names it. This works from any machine that has the sweep's directory."""
+End jobs of a sweep. A running job saves at its next step and exits; a cancelled job starts again
+only if `forge resume` names it. This works from any machine that has the sweep's directory."""
 _EXAMPLES = """\
   forge cancel 3                    job 3 of the newest sweep here
   forge cancel lr=0.1,seed=2 7
@@ -42,15 +42,15 @@ def main(arguments: list[str]) -> int:
 
 
 def _cancel(options: argparse.Namespace) -> int:
-    whole, jobs = sweep_command.pick(options.words)
-    if len(jobs) > 1 and len(jobs) == len(whole.jobs) and not options.all:
+    whole, jobs, are_named = sweep_command.pick(options.words)
+    if not are_named and not whole.is_single and not options.all:
         raise NoSweep(
             f"expected the jobs to cancel, as in `forge cancel 0`; `--all` cancels all"
             f" {len(jobs)} jobs of {whole.path}"
         )
     left = [job for job in jobs if not job.state.is_final]
     for job in jobs:
-        if job.state.is_final and not options.all:
+        if job.state.is_final and are_named:
             output([f"job {job.number} has ended before ({job.state.value})"])
     for job in left:
         CancelRequest(is_now=options.now).write(job.directory)

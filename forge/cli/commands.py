@@ -72,7 +72,7 @@ GROUPS: dict[str, dict[str, CliCommand]] = {
         "resume": CliCommand(
             "start the jobs of a sweep that have not finished again",
             "forge resume --dry-run",
-            "forge.launch.resume:main",
+            "forge.cli.resume:main",
         ),
     },
     "Check": {

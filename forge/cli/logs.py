@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _print(options: argparse.Namespace) -> int:
-    whole, jobs = sweep_command.pick(options.words)
+    whole, jobs, _ = sweep_command.pick(options.words)
     if len(jobs) != 1:
         raise NoSweep(
             f"expected one job, found {len(jobs)} in {whole.path}: name a job by its number or its"

@@ -61,20 +61,25 @@ def read(wanted: str | None) -> tuple[Sweep, list[Job]]:
     return whole, [whole.find(found.job)] if found.job else list(whole.jobs)
 
 
-def pick(words: list[str]) -> tuple[Sweep, list[Job]]:
-    """The sweep and the jobs that `[SWEEP] [JOB …]` name; all of its jobs if none is named.
+def pick(words: list[str]) -> tuple[Sweep, list[Job], bool]:
+    """The sweep and the jobs that `[SWEEP] [JOB …]` name.
 
+    Returns:
+        The sweep, the jobs (all, if none is named), and whether jobs are named.
     Raises:
         NoSweep: If there is no such sweep or job.
     """
     first = words[0] if words else None
     if first is not None and (Path(first).expanduser().exists() or not _is_here(first)):
-        whole, jobs = read(first)
-        names = words[1:]
+        found = find.find(first)
+        names = [*([found.job] if found.job else []), *words[1:]]
     else:
-        whole, jobs = read(None)
-        names = words
-    return whole, [whole.find(name) for name in names] if names else jobs
+        found = find.find(None)
+        names = words or [found.job] * bool(found.job)
+    whole = sweep.sweep(found.path)
+    named = {job.number: job for job in map(whole.find, names)}
+    jobs = list(named.values()) if names else list(whole.jobs)
+    return whole, jobs, bool(names)
 
 
 def _is_here(word: str) -> bool:

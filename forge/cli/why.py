@@ -37,8 +37,8 @@ def main(arguments: list[str]) -> int:
 
 
 def _answer(words: list[str], *, is_json: bool) -> int:
-    whole, jobs = sweep_command.pick(words)
-    if len(jobs) == len(whole.jobs) and not whole.is_single and not words[1:]:
+    whole, jobs, are_named = sweep_command.pick(words)
+    if not are_named and not whole.is_single:
         jobs = [job for job in jobs if job.needs_attention]
     found = [(job, answers.of_job(Evidence(whole, job))) for job in jobs]
     if is_json:

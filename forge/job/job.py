@@ -7,7 +7,6 @@ has no wrapper, the outermost process of forge. Standard library only.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
 from collections.abc import Callable
@@ -16,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from forge import messages
-from forge.filesystem.files import make_directory, open_file
+from forge.filesystem.files import make_directory
 from forge.job import attempts
 from forge.job.ending import Ending
 from forge.job.requeue import Decision, decide_restart, spread
-from forge.jobdir import job_state, ledger
+from forge.jobdir import job_state, jsonl, ledger
 from forge.jobdir.job_files import forge_dir, job_ledger
 from forge.jobdir.job_state import Counts, JobState, State
 from forge.jobdir.plan import RequeueLimits
@@ -118,16 +117,10 @@ class Job:
 
     def record(self, kind: str, **values: Any) -> None:
         """Add an event to the job's ledger."""
-        line = json.dumps({"t": round(time.time(), 3), "kind": kind, **values}) + "\n"
-        path = job_ledger(self.directory)
         try:
-            make_directory(path.parent)
-            fd = open_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-            try:
-                os.write(fd, line.encode())
-            finally:
-                os.close(fd)
+            jsonl.append(job_ledger(self.directory), kind, **values)
         except OSError as error:
+            path = job_ledger(self.directory)
             self.say(f"the job's history, {path}, cannot be written: {error}")
 
     # -- from start to start -------------------------------------------------------------------

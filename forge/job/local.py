@@ -200,6 +200,12 @@ class LocalBackend(TaskBackend):
         elif number in (signal.SIGUSR1, signal.SIGUSR2):
             self._send_all(number)
 
+    def cancel(self, *, is_now: bool) -> None:
+        """Stop the tasks as SIGTERM to the wrapper does."""
+        self._stop(Reason.cancelled, signal.SIGTERM)
+        if is_now:
+            processes.kill_descendants()
+
     def look(self) -> None:
         """Also stop if the process that started us has ended."""
         super().look()

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from forge.filesystem.files import open_file
+from forge.filesystem.files import make_directory, open_file
 
 Event = dict[str, Any]
 _CHUNK = 1 << 14
@@ -26,6 +27,21 @@ def parse(line: bytes) -> Event | None:
     except ValueError:
         return None
     return event if isinstance(event, dict) and isinstance(event.get("kind"), str) else None
+
+
+def append(path: Path, kind: str, **values: Any) -> None:
+    """Add an event, with the time, in one write.
+
+    Raises:
+        OSError: If it cannot be written.
+    """
+    line = json.dumps({"t": round(time.time(), 3), "kind": kind, **values}) + "\n"
+    make_directory(path.parent)
+    fd = open_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    try:
+        os.write(fd, line.encode())
+    finally:
+        os.close(fd)
 
 
 def events(path: Path) -> Iterator[Event]:

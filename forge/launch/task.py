@@ -70,6 +70,7 @@ def _run(directory: Path) -> int:
         payload.import_main(plan.main)
     function, context, config = payload.load(read_trusted(forge_dir(directory) / TASK))
     _drop_removed_keys(config)
+    _set_directory(config, directory)
     if suffix():
         _leave_files_to_rank_0(config)
     setup_globals()
@@ -113,6 +114,22 @@ def _drop_removed_keys(config: Any) -> None:
             config.resilience = kept
     if not suffix():
         removed.notify(names)
+
+
+def _set_directory(config: Any, directory: Path) -> None:
+    """Point Hydra to the job's directory, which can have been moved since the launch."""
+    from omegaconf import open_dict, read_write
+
+    own = config.hydra
+    before = Path(str(own.runtime.output_dir))
+    if before == directory:
+        return
+    sweep = Path(str(own.sweep.dir))
+    subdir = before.relative_to(sweep) if before.is_relative_to(sweep) else Path(directory.name)
+    parents = len(subdir.parts)
+    with read_write(own), open_dict(own):
+        own.runtime.output_dir = str(directory)
+        own.sweep.dir = str(directory.parents[parents - 1])
 
 
 def _leave_files_to_rank_0(config: Any) -> None:

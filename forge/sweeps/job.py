@@ -100,6 +100,12 @@ class Job:
     """Unix time of the first start."""
     since: float | None = None
     """Unix time at which the job came into this state; of a running job, of this attempt."""
+    pid: int | None = None
+    """The process that wrote the state, or that trains without a wrapper; on `node`."""
+    has_wrapper: bool = True
+    """Whether one of forge's launchers started it; else it has no process above the training."""
+    is_cancelled: bool = False
+    """Whether a person has cancelled it: then it starts again only if it is named."""
     is_command: bool = False
     """Whether it is a command of `forge exec`, whose steps forge cannot see."""
     missing: tuple[str, ...] = ()

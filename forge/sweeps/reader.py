@@ -17,7 +17,7 @@ from typing import Any
 from forge.errors import Reason
 from forge.filesystem.files import read_plain
 from forge.filesystem.steps import step_dirs, step_of
-from forge.jobdir import job_state, jsonl, ledger
+from forge.jobdir import cancel_request, job_state, jsonl, ledger
 from forge.jobdir.job_files import PLAN, STATE, VERDICT, forge_dir, job_ledger
 from forge.jobdir.job_state import JobState, State
 from forge.jobdir.ledger import Progress
@@ -48,6 +48,8 @@ class Files:
     verdict: dict[str, Any]
     progress: Progress | None
     ledger: LedgerTail
+    cancel: dict[str, Any]
+    """The request to cancel the job; empty if there is none."""
     history: list[jsonl.Event]
     """The events of the job's wrapper, over all of its starts."""
     problems: list[str] = field(default_factory=list)
@@ -84,7 +86,8 @@ def files_of(directory: Path) -> Files:
     """Read the small files of a job; what cannot be read is empty, and a problem."""
     problems: list[str] = []
     own = forge_dir(directory)
-    content, plan, verdict = (_json(own / name, problems) for name in (STATE, PLAN, VERDICT))
+    names = (STATE, PLAN, VERDICT, cancel_request.FILE)
+    content, plan, verdict, cancel = (_json(own / name, problems) for name in names)
     state = job_state.decoded(content) if content else None
     if content and state is None:
         problems.append(f"{own / STATE} is of another version of forge")
@@ -99,7 +102,7 @@ def files_of(directory: Path) -> Files:
     except OSError as error:
         history = []
         problems.append(_problem(job_ledger(directory), error))
-    return Files(state, plan, verdict, progress, found, history, problems)
+    return Files(state, plan, verdict, progress, found, cancel, history, problems)
 
 
 def read_job(entry: JobEntry, directory: Path, label: str, locks: Locks) -> Job:
@@ -147,6 +150,9 @@ def read_job(entry: JobEntry, directory: Path, label: str, locks: Locks) -> Job:
         hang=state.hang if state else "",
         began=starts[0].get("t") if starts else (files.ledger.start or {}).get("t"),
         since=state.time if state else None,
+        pid=state.pid if state else (files.ledger.start or {}).get("pid"),
+        has_wrapper=bool(files.plan),
+        is_cancelled=_is_cancelled(files, now, reason),
         is_command=files.plan.get("exec") is not None,
         missing=tuple(problems),
     )
@@ -168,6 +174,9 @@ def newest(checkpoints: Path) -> SavedCheckpoint | None:
 
 
 def _state(files: Files, directory: Path, locks: Locks) -> State:
+    is_waiting = files.state is None or files.state.state in (State.queued, State.starting)
+    if files.cancel and is_waiting and locks.is_held(directory) is not True:
+        return State.stopped  # before it has run, or again
     if files.state is None:
         return _without_state(files, directory, locks)
     state = files.state.state
@@ -226,6 +235,8 @@ def _why(files: Files, now: State) -> tuple[str, str, int | None]:
     """Reason, text and exit code of the end of the job, or of its last attempt."""
     if now is State.finished:
         return Reason.finished.name, "", 0
+    if files.cancel and now is State.stopped:
+        return Reason.cancelled.name, f"cancelled by {files.cancel.get('by', 'a person')}", None
     if now is State.lost:
         return "", "its processes have ended without recording why", None
     state, end = files.state, files.ledger.end or {}
@@ -235,6 +246,14 @@ def _why(files: Files, now: State) -> tuple[str, str, int | None]:
     if state is not None:
         return str(last.get("reason") or ""), state.because, last.get("code")
     return str(end.get("reason") or ""), str(end.get("text") or ""), end.get("code")
+
+
+def _is_cancelled(files: Files, now: State, reason: str) -> bool:
+    """Whether a person has cancelled the job; not if it was stopped with its launcher."""
+    if now is not State.stopped:
+        return False
+    is_by_slurm = files.state is not None and bool(files.state.job)
+    return bool(files.cancel) or (reason == Reason.cancelled.name and is_by_slurm)
 
 
 def _speed(files: Files, state: State) -> tuple[float | None, float | None]:

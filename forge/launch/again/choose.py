@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,16 +65,25 @@ def jobs_to_start(
     return chosen, left
 
 
-def changed_options(words: Iterable[str], known: type) -> dict[str, Any]:
+def options_of(launcher: str) -> set[str]:
+    """The names of the options of a launcher, `local` or `slurm`."""
+    if launcher == "local":
+        from forge.launch.local.resources import LocalOptions as Options
+    else:
+        from forge.launch.slurm.slurm_options import SlurmOptions as Options  # type: ignore[assignment]
+    return {one.name for one in fields(Options)} - {"_target_"}
+
+
+def changed_options(words: Iterable[str], launcher: str) -> dict[str, Any]:
     """Overrides of the launcher's options: `timeout_min=240` or `hydra.launcher.timeout_min=240`.
 
     Args:
         words: The overrides.
-        known: The dataclass of the launcher's options.
+        launcher: `local` or `slurm`.
     Raises:
         ConfigError: If one is no option of the launcher.
     """
-    names = {one.name for one in fields(known)}
+    names = options_of(launcher)
     found: dict[str, Any] = {}
     problems = []
     for word in words:
@@ -101,12 +110,11 @@ def _value(text: str) -> Any:
     return OmegaConf.to_container(OmegaConf.from_dotlist([f"x={text}"]))["x"]  # type: ignore[index,call-overload]
 
 
-def is_option(word: str, known: type) -> bool:
-    """Whether a word is an override of one of the launcher's options, or of the policy."""
-    key = word.partition("=")[0]
-    names = {one.name for one in fields(known)}
+def is_option(word: str) -> bool:
+    """Whether a word is an override of an option of a launcher, or of the policy."""
+    key, equals, _ = word.partition("=")
     is_named = key.startswith((_PREFIX, "resilience.", "hydra"))
-    return "=" in word and (is_named or key in names)
+    return bool(equals) and (is_named or key in options_of("local") | options_of("slurm"))
 
 
 def warn_of_changed_code(plans: Iterable[tuple[Job, JobPlan]]) -> None:
@@ -134,8 +142,6 @@ def moved(made: JobPlan, before: Path, now: Path) -> JobPlan:
         before: The job's directory when the plan was made.
         now: Where it is.
     """
-    from dataclasses import replace
-
     old, new = str(before), str(now)
     cwd = new if made.cwd == old else made.cwd
     words = [new if word == old else word for word in made.command]

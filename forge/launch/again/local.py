@@ -1,4 +1,4 @@
-"""`forge resume` of a sweep of `hydra/launcher=local`: the same queue, from the jobs' directories."""
+"""`forge resume` of a sweep of `hydra/launcher=local`: its queue, with the jobs on disk."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from forge import messages
-from forge.jobdir import cancel_request, job_ledger, plan
-from forge.jobdir.job_files import STATE, forge_dir
+from forge.jobdir import cancel_request, jsonl, plan
+from forge.jobdir.job_files import STATE, forge_dir, job_ledger
+from forge.jobdir.job_state import State
 from forge.launch.again import choose
 from forge.launch.local import resources
 from forge.launch.local.queue import Queue, QueuedJob
+from forge.launch.opening import locked
 from forge.launch.progress.again import how_to_resume
 from forge.launch.record import LaunchRecord
-from forge.launch.sweep import SweepDir
 from forge.sweeps.job import Job
 
 
@@ -33,8 +34,7 @@ def run(path: Path, jobs: Sequence[Job], launched: LaunchRecord, changes: dict[s
     """
     options = resources.options(launched.options | changes)
     slots = resources.slots(options)
-    sweep = SweepDir(path, set())
-    try:
+    with locked(path):
         launched = replace(launched, options=launched.options | changes)
         plans = [(job, _plan(job, path, launched, options, changes)) for job in jobs]
         choose.warn_of_changed_code(plans)
@@ -43,16 +43,14 @@ def run(path: Path, jobs: Sequence[Job], launched: LaunchRecord, changes: dict[s
             cancel_request.clear(job.directory)
             (forge_dir(job.directory) / STATE).unlink(missing_ok=True)
             made.write(job.directory)
-            job_ledger.record(job.directory, "resumed", by="forge resume", changes=changes)
+            jsonl.append(job_ledger(job.directory), "resumed", changes=changes)
         queued = [QueuedJob(job.number, job.label, job.directory) for job in jobs]
         stopped_by = Queue(queued, slots, options.progress).run()
-    finally:
-        sweep.close()
     if how := how_to_resume(queued, f"forge resume {path}"):
         messages.say(how)
     if stopped_by is not None:
         return 128 + stopped_by
-    return 0 if all(job.state.value == "finished" for job in queued) else 1
+    return 0 if all(job.state is State.finished for job in queued) else 1
 
 
 def _plan(

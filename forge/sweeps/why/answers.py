@@ -33,6 +33,9 @@ def of_job(known: Evidence) -> list[Answer]:
         at = "" if job.step is None else f" at step {job.step}"
         return [Answer("finished", f"The job has finished{at}.")]
     found = list(_hang(known))
+    if job.is_cancelled or (job.state is State.stopping and known.files.cancel):
+        found.append(_cancelled(known))
+        return found
     if job.state is State.queued:
         found += _queued(known)
     elif job.state is State.lost:
@@ -56,6 +59,20 @@ def _hang(known: Evidence) -> Iterator[Answer]:
             (f"stacks of all ranks: {known.directory}/hangs/*/summary.txt",),
             ("`resilience.hang.action=restart` restarts a job that hangs.",),
         )
+
+
+def _cancelled(known: Evidence) -> Answer:
+    job = known.job
+    by = f" by {known.files.cancel['by']}" if known.files.cancel.get("by") else ""
+    begun = "" if job.attempts else " before it had run"
+    step = f" Its checkpoint is {job.checkpoint.path.name}." if job.checkpoint else ""
+    what = "saves and stops: it was" if job.state is State.stopping else "was"
+    return Answer(
+        "cancelled",
+        f"The job {what} cancelled{by}{begun}.{step}",
+        (f"{known.directory}/.forge/cancel.json",) if known.files.cancel else ("Slurm",),
+        (f"`forge resume {job.number}` starts it again.",),
+    )
 
 
 def _queued(known: Evidence) -> Iterator[Answer]:
