@@ -15,7 +15,7 @@ Write a report of a sweep into one HTML file that opens without a network: a tim
 attempts, what the time went into, work lost, metrics over restarts, overrides against the best
 value, stops by reason and node, hangs and NaNs, and saves. Nothing else is changed."""
 _EXAMPLES = """\
-  forge report                                  the newest sweep here, into report.html
+  forge report                     the newest sweep here, into report.html
   forge report 30410 -o sweep.html --metric val_acc:max"""
 _EXTRA = "forge report needs plotly: `pip install 'hydra-forge[report]'`, or `pip install plotly`"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -150,15 +150,26 @@ class Job:
         self.attempt += 1
         self.state = replace(self.state, began=time.time())
 
-    def record_start(self, kind: str = "attempt") -> None:
-        """Add the start of an attempt, or of its recovery command, to the ledger."""
-        where = {"job": self.state.job, "nodes": self.state.nodes}
+    def record_start(self, kind: str = "attempt", log: Sequence[int] = ()) -> None:
+        """Add the start of an attempt, or of its recovery command, to the ledger.
+
+        Args:
+            kind: `attempt` or `recovery`.
+            log: Size of each rank's output so far, in bytes; empty if it is not known.
+        """
+        where = {"job": self.state.job, "nodes": self.state.nodes, "log": log}
         self.record(kind, attempt=self.attempt, restarts=self.counts.restarts, **where)
 
-    def record_end(self, ending: Ending) -> None:
-        """Add the end of an attempt, or of its recovery command, to the ledger."""
+    def record_end(self, ending: Ending, section: str = "") -> None:
+        """Add the end of an attempt, or of its recovery command, to the ledger.
+
+        Args:
+            ending: The end.
+            section: The section of the last heartbeat of the rank that ended it; empty if unknown.
+        """
         said = {"reason": ending.reason.name, "state": ending.ended_as, "text": ending.text}
-        self.record("end", attempt=self.attempt, code=ending.code, rank=ending.rank, **said)
+        where = {"rank": ending.rank, "section": section}
+        self.record("end", attempt=self.attempt, code=ending.code, **where, **said)
 
     def end_attempt(self) -> None:
         """Note how long the attempt took."""

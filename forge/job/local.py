@@ -201,10 +201,12 @@ class LocalBackend(TaskBackend):
             self._send_all(number)
 
     def cancel(self, *, is_now: bool) -> None:
-        """Stop the tasks as SIGTERM to the wrapper does."""
-        self._stop(Reason.cancelled, signal.SIGTERM)
+        """Stop the tasks as SIGTERM to the wrapper does, or kill them."""
         if is_now:
+            self.stopped_by = Reason.cancelled
             processes.kill_descendants()
+        else:
+            self._stop(Reason.cancelled, signal.SIGTERM)
 
     def look(self) -> None:
         """Also stop if the process that started us has ended."""

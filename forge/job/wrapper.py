@@ -39,7 +39,7 @@ from forge.job.requeue import Decision
 from forge.job.stage import Stage
 from forge.job.supervisor import MARGIN_S, ORPHANED_S
 from forge.job.task import Task
-from forge.jobdir import cancel_request, code, ledger, node_fault
+from forge.jobdir import cancel_request, code, ledger, node_fault, rank_report
 from forge.jobdir.cancel_request import CancelRequest
 from forge.jobdir.job_files import (
     ATTEMPT,
@@ -57,6 +57,7 @@ from forge.jobdir.job_files import (
     TOKEN,
     VERDICT,
     forge_dir,
+    suffix,
 )
 from forge.jobdir.job_state import JobState, State
 from forge.jobdir.plan import JobPlan
@@ -262,7 +263,7 @@ class Wrapper:
         output = open_file(job.directory / OUTPUT, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.dup2(output, 1)
         os.dup2(output, 2)
-        job.record_start(task.kind)
+        job.record_start(task.kind, self._output_sizes())
         self._job.write(State.running, job.state.because)
         last_run = ledger.last_attempt(job.directory)
         environment = self._environment(task)
@@ -277,8 +278,17 @@ class Wrapper:
         ending = self._explain_by_code(self._hangs.explain(self._backend.ending()), changed)
         if self._cancelled is not None:
             ending = ending.imposed(Reason.cancelled, f"cancelled by {self._cancelled.by}")
-        job.record_end(ending)
+        report = rank_report.read(job.directory, ending.rank)
+        job.record_end(ending, report.section if report is not None else "")
         return ending
+
+    def _output_sizes(self) -> list[int]:
+        """Bytes of each rank's output so far."""
+        sizes = []
+        for rank in range(self._plan.num_ranks):
+            path = self._job.directory / f"{OUTPUT}{suffix(rank)}"
+            sizes.append(path.stat().st_size if path.exists() else 0)
+        return sizes
 
     def _wait(self) -> None:
         while not self._backend.has_ended():

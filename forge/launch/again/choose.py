@@ -91,7 +91,7 @@ def changed_options(words: Iterable[str], launcher: str) -> dict[str, Any]:
         name = key.removeprefix(_PREFIX).removeprefix("resilience.slurm.")
         if name in names:
             found[name] = _value(text)
-        elif key.startswith(("resilience.", "hydra")):
+        elif key.startswith(("resilience.", "hydra")) and not key.startswith(_PREFIX):
             problems.append(
                 f"`{word}`: `forge resume` changes only options of the launcher; the policy stays"
                 " as it was frozen. Run the sweep's own command with this override instead"
