@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from forge import messages
-from forge.sweeps import find, sweep
+from forge.sweeps import find, queue, sweep
 from forge.sweeps.job import Job
 from forge.sweeps.render import Line
 from forge.sweeps.sweep import NoSweep, Sweep
@@ -57,7 +57,7 @@ def read(wanted: str | None) -> tuple[Sweep, list[Job]]:
         NoSweep: If there is none.
     """
     found = find.find(wanted)
-    whole = sweep.sweep(found.path)
+    whole = queue.asked(sweep.sweep(found.path))
     return whole, [whole.find(found.job)] if found.job else list(whole.jobs)
 
 
@@ -76,7 +76,7 @@ def pick(words: list[str]) -> tuple[Sweep, list[Job], bool]:
     else:
         found = find.find(None)
         names = words or [found.job] * bool(found.job)
-    whole = sweep.sweep(found.path)
+    whole = queue.asked(sweep.sweep(found.path))
     named = {job.number: job for job in map(whole.find, names)}
     jobs = list(named.values()) if names else list(whole.jobs)
     return whole, jobs, bool(names)

@@ -325,16 +325,24 @@ _ALIVE = (
 _JOB_LINE = re.compile(r"(\d+(?:_\S+?)?)\|([A-Z_]+)\|([^|]*)\|(.*)")
 
 
-def queue() -> dict[str, Queued]:
+def queue(within_s: float = 6 * _CALL_S) -> dict[str, Queued]:
     """All of this user's jobs that the controller remembers, by number or `<array>_<task>`.
 
+    Args:
+        within_s: Timeout in seconds.
     Raises:
         SlurmRefused: If squeue does not answer.
     """
     user = f"--user={os.getuid()}"
     found = {}
     for line in _ask(
-        "squeue", user, "--noheader", "--array", "--states=all", "--format=%i|%T|%r|%o"
+        "squeue",
+        user,
+        "--noheader",
+        "--array",
+        "--states=all",
+        "--format=%i|%T|%r|%o",
+        within_s=within_s,
     ).splitlines():
         # %o is the script with its arguments; those of other jobs can contain newlines, anything.
         if match := _JOB_LINE.fullmatch(line.strip()):

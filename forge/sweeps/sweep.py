@@ -13,6 +13,7 @@ from forge.errors import ForgeError
 from forge.filesystem.files import FORGE, open_file
 from forge.jobdir.job_files import LOCK, forge_dir
 from forge.jobdir.job_state import State
+from forge.slurm.submitted import Submitted
 from forge.sweeps import reader
 from forge.sweeps.job import Job
 from forge.sweeps.liveness import Locks
@@ -132,10 +133,12 @@ def _sweep(path: Path) -> Sweep:
     locks = Locks()
     found, bad = reader.entries(path)
     texts, common = reader.labels(one.overrides for one in found)
-    jobs = [
-        reader.read_job(entry, Path(os.path.normpath(path / entry.subdir)), label, locks)
-        for entry, label in zip(found, texts, strict=True)
-    ]
+    ids = Submitted(path).ids
+    jobs = []
+    for entry, label in zip(found, texts, strict=True):
+        directory = Path(os.path.normpath(path / entry.subdir))
+        job = reader.read_job(entry, directory, label, locks)
+        jobs.append(job if job.slurm_id else replace(job, slurm_id=ids.get(job.number, "")))
     launcher = _launcher(path, locks)
     if launcher is None and locks.is_held(path) is False:
         jobs = [_without_launcher(job) for job in jobs]

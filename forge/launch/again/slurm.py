@@ -21,8 +21,8 @@ from forge.launch.slurm.cluster import Cluster
 from forge.launch.slurm.launcher import step_plan
 from forge.launch.slurm.sbatch import OptionGroup, batches, log_folder
 from forge.launch.slurm.slurm_options import SlurmOptions
-from forge.launch.slurm.submitted import Submitted, submissions
 from forge.slurm import bundle, client
+from forge.slurm.submitted import Submitted, submissions
 from forge.sweeps.job import Job
 
 

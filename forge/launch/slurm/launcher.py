@@ -37,9 +37,9 @@ from forge.launch.slurm.cluster import Cluster
 from forge.launch.slurm.sbatch import Batch, OptionGroup, batches, log_folder
 from forge.launch.slurm.slurm_options import SlurmOptions
 from forge.launch.slurm.slurm_wait import QueueWatcher, SubmittedJob, numbers
-from forge.launch.slurm.submitted import Submitted, submissions
 from forge.launch.sweep import SweepDir
 from forge.slurm import bundle, client
+from forge.slurm.submitted import Submitted, submissions
 
 log = logging.getLogger(__name__)
 _STEP = f"import sys; sys.path.append({ROOT!r}); from pathlib import Path;"
