@@ -33,10 +33,12 @@ th, td { text-align: left; padding: .25rem .7rem .25rem 0; border-bottom: 1px so
 _LAYOUT = {
     "template": "plotly_white",
     "margin": {"l": 60, "r": 20, "t": 50, "b": 45},
-    "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom"},
     "font": {"size": 12},
     "hoverlabel": {"align": "left"},
+    "showlegend": True,
 }
+_LEGEND_ON_TOP = {"legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom"}}
+"""Where no menu is."""
 
 
 def lines(report: Report) -> Iterator[str]:
@@ -48,11 +50,7 @@ def lines(report: Report) -> Iterator[str]:
     yield f"<h1>{html.escape(str(report.sweep.path))}</h1>"
     made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(report.made))
     common = html.escape(" ".join(report.sweep.common))
-    yield (
-        f"<p>forge {__version__}, {made}{': ' if common else ''}<code>{common}</code></p>"
-        if (common)
-        else f"<p>forge {__version__}, {made}</p>"
-    )
+    yield f"<p>forge {__version__}, {made}{f': <code>{common}</code>' if common else ''}</p>"
     yield from _facts(report)
     drawn = [(one, one.draw(report)) for one in FIGURES]
     links = [f'<a href="#{one.anchor}">{one.title}</a>' for one, figure in drawn if figure]
@@ -60,7 +58,7 @@ def lines(report: Report) -> Iterator[str]:
     for one, figure in drawn:
         if figure is None:
             continue
-        figure.update_layout(_LAYOUT)
+        figure.update_layout(_LAYOUT | ({} if figure.layout.updatemenus else _LEGEND_ON_TOP))
         yield f'<h2 id="{one.anchor}">{one.title}</h2><p>{one.text}</p>'
         yield figure.to_html(
             full_html=False,
@@ -113,7 +111,7 @@ def _table(report: Report) -> Iterator[str]:
             job.state.value,
             "" if job.step is None else f"{job.step}{f'/{job.steps}' if job.steps else ''}",
             html.escape(f"{job.attempts}{f': {words.reasons(job.ends)}' if job.ends else ''}"),
-            "" if found is None else words.number(found[1].last),
+            "" if found is None else words.number(found.last),
             "" if best is None else words.number(best[0]),
             html.escape(status.problem_of(job)),
         ]
