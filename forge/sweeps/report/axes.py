@@ -55,3 +55,12 @@ def number_in(text: str) -> float | None:
         return float(text)
     except ValueError:
         return None
+
+
+_UNITS = ((3600.0, "hours"), (60.0, "minutes"))
+
+
+def unit_of(seconds: Iterable[float]) -> tuple[float, str]:
+    """Seconds of the unit in which the longest duration is readable, and its name."""
+    longest = max(seconds, default=0.0)
+    return next((one for one in _UNITS if longest >= one[0]), (1.0, "seconds"))

@@ -51,10 +51,12 @@ def curves(report: Report) -> go.Figure | None:
             ],
         )
     ]
+    scales = [("linear", "linear scale"), ("log", "log scale")]
+    menus.append(_menu(0.2, [(name, "relayout", [{"yaxis.type": own}]) for own, name in scales]))
     if keys:
         menus.append(
             _menu(
-                0.3,
+                0.4,
                 [(f"colour by {key}", "restyle", [{"line.color": colours[key]}]) for key in keys],
             )
         )

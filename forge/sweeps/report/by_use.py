@@ -8,20 +8,17 @@ import plotly.graph_objects as go
 
 from forge.errors import Reason
 from forge.sweeps import words
-from forge.sweeps.report.axes import rows
+from forge.sweeps.report.axes import rows, unit_of
 from forge.sweeps.report.data import Report
 from forge.sweeps.report.over_time import COLOURS
 from forge.sweeps.times import Part
-
-_UNITS = ((3600.0, "hours"), (60.0, "minutes"), (0.0, "seconds"))
 
 
 def goodput(report: Report) -> go.Figure | None:
     """The time of each job, by its use."""
     figure = go.Figure()
     jobs = [job for job in report.jobs if job.segments]
-    longest = max((sum(job.sums.values()) for job in jobs), default=0.0)
-    unit, name = next(one for one in _UNITS if longest >= one[0])
+    unit, name = unit_of(sum(job.sums.values()) for job in jobs)
     for part in Part:
         seconds = [job.sums[part] for job in jobs]
         if any(seconds):
@@ -29,7 +26,7 @@ def goodput(report: Report) -> go.Figure | None:
                 name=part.value,
                 orientation="h",
                 y=[job.name for job in jobs],
-                x=[one / (unit or 1) for one in seconds],
+                x=[one / unit for one in seconds],
                 marker={"color": COLOURS[part]},
                 customdata=[words.clock(one) for one in seconds],
                 hovertemplate="%{y}<br>" + part.value + ": %{customdata}<extra></extra>",

@@ -37,8 +37,7 @@ FIGURES = (
     Figure(
         "lost",
         "Work lost",
-        "Minutes of training between the last save and the end, for each"
-        " attempt that ended without a save.",
+        "Training between the last save and the end, for each attempt that ended without a save.",
         over_time.lost,
     ),
     Figure(

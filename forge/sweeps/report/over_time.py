@@ -5,7 +5,7 @@ from __future__ import annotations
 import plotly.graph_objects as go
 
 from forge.sweeps import words
-from forge.sweeps.report.axes import rows, time_of
+from forge.sweeps.report.axes import rows, time_of, unit_of
 from forge.sweeps.report.data import Report, events
 from forge.sweeps.times import Part
 
@@ -47,25 +47,26 @@ def timeline(report: Report) -> go.Figure | None:
 
 def lost(report: Report) -> go.Figure | None:
     """The work between the last save and the end of each attempt that could not save."""
-    rows = [(job, *one) for job in report.jobs for one in job.lost]
-    if not rows:
+    ends = [(job, *one) for job in report.jobs for one in job.lost]
+    if not ends:
         return None
     figure = go.Figure()
-    for reason in sorted({attempt.reason for _, attempt, _, _ in rows}):
-        own = [row for row in rows if row[1].reason == reason]
+    unit, name = unit_of(seconds for *_, seconds in ends)
+    for reason in sorted({attempt.reason for _, attempt, _, _ in ends}):
+        own = [row for row in ends if row[1].reason == reason]
         figure.add_scatter(
             name=words.reason(reason) or "unknown",
             mode="markers",
             x=[time_of(attempt.ended or attempt.began) for _, attempt, _, _ in own],
-            y=[seconds / 60 for *_, seconds in own],
+            y=[seconds / unit for *_, seconds in own],
             text=[
                 f"{job.name}, attempt {attempt.number}: {steps} steps"
                 for job, attempt, steps, _ in own
             ],
-            hovertemplate="%{text}<br>%{y:.1f} min<extra></extra>",
+            hovertemplate="%{text}<br>%{y:.3g} " + name + "<extra></extra>",
             marker={"size": 9},
         )
-    figure.update_layout(yaxis={"title": "minutes lost", "rangemode": "tozero"}, height=320)
+    figure.update_layout(yaxis={"title": f"{name} lost", "rangemode": "tozero"}, height=320)
     return figure
 
 

@@ -10,6 +10,7 @@ from plotly.offline import get_plotlyjs
 
 from forge._version import __version__
 from forge.sweeps import status, times, words
+from forge.sweeps.job import Job
 from forge.sweeps.report.data import Report
 from forge.sweeps.report.figures import FIGURES
 from forge.sweeps.times import Part
@@ -26,8 +27,9 @@ nav a { margin-right: 1rem } .facts { display: flex; flex-wrap: wrap; gap: .6rem
 table { border-collapse: collapse; font-size: .87rem; width: 100% }
 th, td { text-align: left; padding: .25rem .7rem .25rem 0; border-bottom: 1px solid #eaeef2;
   vertical-align: top } td.n, th.n { text-align: right; font-variant-numeric: tabular-nums }
-.failed, .lost { color: #b42318 } .finished { color: #1a7f37 }
-.stopped, .terminated { color: #9a6700 }
+.failed td:nth-child(3), .lost td:nth-child(3) { color: #b42318 }
+.finished td:nth-child(3) { color: #1a7f37 }
+.stopped td:nth-child(3), .terminated td:nth-child(3) { color: #9a6700 }
 @media (max-width: 640px) { body { padding: .8rem } }
 """
 _LAYOUT = {
@@ -110,7 +112,7 @@ def _table(report: Report) -> Iterator[str]:
             html.escape(job.label),
             job.state.value,
             "" if job.step is None else f"{job.step}{f'/{job.steps}' if job.steps else ''}",
-            html.escape(f"{job.attempts}{f': {words.reasons(job.ends)}' if job.ends else ''}"),
+            html.escape(_attempts(job)),
             "" if found is None else words.number(found.last),
             "" if best is None else words.number(best[0]),
             html.escape(status.problem_of(job)),
@@ -120,6 +122,11 @@ def _table(report: Report) -> Iterator[str]:
         )
         yield f'</tr><tr class="{job.state.value}">{row}'
     yield "</tr></table></div>"
+
+
+def _attempts(job: Job) -> str:
+    """How many there were, and why they ended, unless a single one says no more than the state."""
+    return f"{job.attempts}: {words.reasons(job.ends)}" if job.attempts > 1 else str(job.attempts)
 
 
 def _problems(report: Report) -> Iterator[str]:
