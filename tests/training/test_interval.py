@@ -135,7 +135,7 @@ def test_a_number_in_the_policy_is_taken_as_it_is(tmp_path):
 
 
 def test_a_new_job_saves_early_and_then_at_the_interval(tmp_path, monkeypatch):
-    """So a disk that cannot be written to is known after seconds, and its first kill costs little."""
+    """So a disk that cannot be written to is known soon, and an early kill costs little."""
     monkeypatch.setattr(interval, "LEAST_S", 0.0)
     with forge.Run({"checkpoint": {"dir": str(tmp_path)}}) as run:
         for _ in run.steps(5):
