@@ -85,6 +85,14 @@ class TaskBackend(Backend, ABC):
         """Take note of a signal to this process."""
 
     @abstractmethod
+    def cancel(self, *, is_now: bool) -> None:
+        """Stop the tasks, and do not start the job again; sets `stopped_by`.
+
+        Args:
+            is_now: Whether to kill the tasks, without time to save.
+        """
+
+    @abstractmethod
     def take_over(self) -> Ending | None:
         """Continue with the budgets of an earlier start; the end of its attempt, if any."""
 

@@ -64,6 +64,12 @@ class HangWatch:
         """Collects stacks, one part a tick."""
 
     @property
+    def section(self) -> str:
+        """The section of the task's last heartbeat; empty before the first."""
+        record = self.page.read() or self._record
+        return record.section.name if record.pid else ""
+
+    @property
     def tick_s(self) -> float:
         """Seconds until the next tick, at most."""
         return TICK_S if self._gathering is None else BUSY_TICK_S

@@ -7,20 +7,19 @@ has no wrapper, the outermost process of forge. Standard library only.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from forge import messages
-from forge.filesystem.files import make_directory, open_file
+from forge.filesystem.files import make_directory
 from forge.job import attempts
 from forge.job.ending import Ending
 from forge.job.requeue import Decision, decide_restart, spread
-from forge.jobdir import job_state, ledger
+from forge.jobdir import job_state, jsonl, ledger
 from forge.jobdir.job_files import forge_dir, job_ledger
 from forge.jobdir.job_state import Counts, JobState, State
 from forge.jobdir.plan import RequeueLimits
@@ -118,16 +117,10 @@ class Job:
 
     def record(self, kind: str, **values: Any) -> None:
         """Add an event to the job's ledger."""
-        line = json.dumps({"t": round(time.time(), 3), "kind": kind, **values}) + "\n"
-        path = job_ledger(self.directory)
         try:
-            make_directory(path.parent)
-            fd = open_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-            try:
-                os.write(fd, line.encode())
-            finally:
-                os.close(fd)
+            jsonl.append(job_ledger(self.directory), kind, **values)
         except OSError as error:
+            path = job_ledger(self.directory)
             self.say(f"the job's history, {path}, cannot be written: {error}")
 
     # -- from start to start -------------------------------------------------------------------
@@ -157,15 +150,25 @@ class Job:
         self.attempt += 1
         self.state = replace(self.state, began=time.time())
 
-    def record_start(self, kind: str = "attempt") -> None:
-        """Add the start of an attempt, or of its recovery command, to the ledger."""
-        where = {"job": self.state.job, "nodes": self.state.nodes}
+    def record_start(self, kind: str = "attempt", log: Sequence[int] = ()) -> None:
+        """Add the start of an attempt, or of its recovery command, to the ledger.
+
+        Args:
+            kind: `attempt` or `recovery`.
+            log: Size of each rank's output so far, in bytes; empty if it is not known.
+        """
+        where = {"job": self.state.job, "nodes": self.state.nodes, "log": log}
         self.record(kind, attempt=self.attempt, restarts=self.counts.restarts, **where)
 
-    def record_end(self, ending: Ending) -> None:
-        """Add the end of an attempt, or of its recovery command, to the ledger."""
+    def record_end(self, ending: Ending, section: str = "") -> None:
+        """Add the end of an attempt, or of its recovery command, to the ledger.
+
+        Args:
+            ending: The end.
+            section: The section of the last heartbeat of the rank that ended it; empty if unknown.
+        """
         said = {"reason": ending.reason.name, "state": ending.ended_as, "text": ending.text}
-        where = {"rank": ending.rank, "node": ending.node or self.state.host}
+        where = {"rank": ending.rank, "node": ending.node or self.state.host, "section": section}
         self.record("end", attempt=self.attempt, code=ending.code, **where, **said)
 
     def end_attempt(self) -> None:

@@ -200,6 +200,14 @@ class LocalBackend(TaskBackend):
         elif number in (signal.SIGUSR1, signal.SIGUSR2):
             self._send_all(number)
 
+    def cancel(self, *, is_now: bool) -> None:
+        """Stop the tasks as SIGTERM to the wrapper does, or kill them."""
+        if is_now:
+            self.stopped_by = Reason.cancelled
+            processes.kill_descendants()
+        else:
+            self._stop(Reason.cancelled, signal.SIGTERM)
+
     def look(self) -> None:
         """Also stop if the process that started us has ended."""
         super().look()

@@ -109,6 +109,7 @@ class Supervisor:
             node=os.environ.get("SLURMD_NODENAME", ""),
             stops=self._stops_seen(),
             oom_kills=oom_kills,
+            section=self.hang_watch.section if self.hang_watch is not None else "",
         )
         try:
             report.write(self.report)

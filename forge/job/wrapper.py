@@ -39,7 +39,8 @@ from forge.job.requeue import Decision
 from forge.job.stage import Stage
 from forge.job.supervisor import MARGIN_S, ORPHANED_S
 from forge.job.task import Task
-from forge.jobdir import code, ledger, node_fault
+from forge.jobdir import cancel_request, code, ledger, node_fault, rank_report
+from forge.jobdir.cancel_request import CancelRequest
 from forge.jobdir.job_files import (
     ATTEMPT,
     JOB_DIR,
@@ -50,11 +51,13 @@ from forge.jobdir.job_files import (
     RECOVERS,
     REPORT,
     RESULT,
+    RESULT_JSON,
     RETURN_CODE,
     SAVE_WITHIN,
     TOKEN,
     VERDICT,
     forge_dir,
+    suffix,
 )
 from forge.jobdir.job_state import JobState, State
 from forge.jobdir.plan import JobPlan
@@ -65,6 +68,8 @@ _SHOWN_FILES = 5
 """The most changed source files that a message names."""
 _LOOK_S = 1.0
 """Seconds between two checks whether a full disk has room again."""
+_REQUEST_S = 2.0
+"""Seconds between two looks for a request to cancel the job."""
 _CLAIM_S = 30.0
 """Seconds after the task's deadline in which an earlier wrapper's processes can still exit."""
 
@@ -94,6 +99,9 @@ class Wrapper:
         self._hangs = Hangs(self._job, plan.num_ranks, plan.hang)
         self._is_stopping = False
         """Whether the state says that the job was asked to stop."""
+        self._cancelled: CancelRequest | None = None
+        self._next_look = 0.0
+        """Monotonic time of the next look for a request to cancel the job."""
 
     def run(self) -> int:
         """Run all attempts; returns the exit code of the last, 128 + N for signal N."""
@@ -142,12 +150,24 @@ class Wrapper:
         return self._job.end(ending, because, is_requeued=self._backend.is_requeued)
 
     def _look(self) -> None:
-        """Act on signals; tell the launcher once that the job was asked to stop."""
+        """Act on signals and requests; tell the launcher once that the job was asked to stop."""
         self._backend.look()
+        if time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + _REQUEST_S
+            self._look_for_cancel()
         stop = self._backend.stopped_by
         if stop is not None and not self._is_stopping:
             self._is_stopping = True
             self._job.write(State.stopping, stop.value)
+
+    def _look_for_cancel(self) -> None:
+        request, before = cancel_request.read(self._job.directory), self._cancelled
+        if request is None or (before is not None and before.is_now >= request.is_now):
+            return
+        self._cancelled = request
+        self._job.set_backend(cancelled_by=request.by)
+        self._job.record("cancel", by=request.by, is_now=request.is_now)
+        self._backend.cancel(is_now=request.is_now)
 
     def _pause(self, seconds: float) -> None:
         """Wait before the next start; less if the job is stopped or a full disk has room again."""
@@ -235,13 +255,15 @@ class Wrapper:
         """Run a task on all ranks, until all of its processes have ended."""
         job = self._job
         for path in self._forge.iterdir():
-            if path.name.startswith((REPORT, VERDICT, RESULT, node_fault.FILE)):  # of every rank
+            if path.name.startswith(
+                (REPORT, VERDICT, RESULT, RESULT_JSON, node_fault.FILE)
+            ):  # of every rank
                 path.unlink(missing_ok=True)
         self._hangs.begin_attempt(job.attempt)
         output = open_file(job.directory / OUTPUT, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.dup2(output, 1)
         os.dup2(output, 2)
-        job.record_start(task.kind)
+        job.record_start(task.kind, self._output_sizes())
         self._job.write(State.running, job.state.because)
         last_run = ledger.last_attempt(job.directory)
         environment = self._environment(task)
@@ -254,8 +276,19 @@ class Wrapper:
         processes.kill_descendants()  # orphans of a supervisor that was killed
         self._end_strays()
         ending = self._explain_by_code(self._hangs.explain(self._backend.ending()), changed)
-        job.record_end(ending)
+        if self._cancelled is not None:
+            ending = ending.imposed(Reason.cancelled, f"cancelled by {self._cancelled.by}")
+        report = rank_report.read(job.directory, ending.rank)
+        job.record_end(ending, report.section if report is not None else "")
         return ending
+
+    def _output_sizes(self) -> list[int]:
+        """Bytes of each rank's output so far."""
+        sizes = []
+        for rank in range(self._plan.num_ranks):
+            path = self._job.directory / f"{OUTPUT}{suffix(rank)}"
+            sizes.append(path.stat().st_size if path.exists() else 0)
+        return sizes
 
     def _wait(self) -> None:
         while not self._backend.has_ended():

@@ -10,6 +10,7 @@
 <job dir>/.forge/report.json    how the last attempt ended, from its supervisor
 <job dir>/.forge/verdict.json   why the last attempt ended, from the training process
 <job dir>/.forge/result.pkl     the return value or exception of main
+<job dir>/.forge/result.json    the return value of main, if JSON can represent it
 <job dir>/.forge/sick.json      the node that failed a health check; see `node_fault.py`
 <job dir>/.forge/hang/          during a suspected hang: reports and a query; see `hang_files.py`
 <job dir>/hangs/<n>/            the stacks of all ranks in a hang, and the rank that is behind
@@ -40,6 +41,7 @@ REPORT = "report.json"
 VERDICT = "verdict.json"
 HANG = "hang"
 RESULT = "result.pkl"
+RESULT_JSON = "result.json"
 CODE = "code.json"
 
 TOKEN = "FORGE_JOB_TOKEN"

@@ -41,11 +41,22 @@ class State(Enum):
     """The job saved and exited before its end; the sweep's command resumes it."""
     terminated = "terminated"
     """A command of `forge exec` that was asked to stop, and did."""
+    lost = "lost"
+    """Its processes have ended without recording why, and nothing will start it again. Nothing
+    writes this state: readers conclude it."""
 
     @property
     def is_final(self) -> bool:
         """Whether the job has ended, and is not started again by itself."""
-        return self in (State.finished, State.failed, State.stopped, State.terminated)
+        return self in _FINAL
+
+    @property
+    def is_active(self) -> bool:
+        """Whether processes of the job exist."""
+        return self in (State.starting, State.running, State.stopping)
+
+
+_FINAL = (State.finished, State.failed, State.stopped, State.terminated, State.lost)
 
 
 @dataclass
@@ -154,8 +165,13 @@ def read(job_dir: Path) -> JobState | None:
         Untrusted: If another user could have written it.
     """
     content = read_json(forge_dir(job_dir) / STATE)
+    return None if content is None else decoded(content)
+
+
+def decoded(content: dict[str, Any]) -> JobState | None:
+    """The state in the JSON object of a file, of this version or another; None if it is none."""
     try:
-        return None if content is None else _decoded(content)
+        return _decoded(content)
     except (TypeError, LookupError, AttributeError):
         return None
 

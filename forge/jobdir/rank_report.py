@@ -30,6 +30,9 @@ class RankReport:
     oom_kills: int = 0
     """Processes that the kernel's OOM killer killed meanwhile, by the count of the cgroup."""
 
+    section: str = ""
+    """The section of the task's last heartbeat, such as `save`; empty if there was none."""
+
     def write(self, path: Path) -> None:
         """Replace the file. Raises OSError if it cannot be written."""
         write_json(path, asdict(self))

@@ -27,6 +27,9 @@ class _CompactJobError(JobError, CompactHydraException):
     __module__, __qualname__ = JobError.__module__, JobError.__qualname__  # as tracebacks name it
 
 
+_CompactJobError.__name__ = JobError.__name__
+
+
 def result_of(job: ComposedJob, queued: ObservedJob) -> JobReturn:
     """The value or the exception of the job's main; a JobError if neither is known.
 

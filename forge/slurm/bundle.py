@@ -67,6 +67,19 @@ def write(
     write_atomically(path, b"".join([head, *parts]), is_synced=True)
 
 
+def write_unpacked(path: Path, directories: list[Path]) -> None:
+    """Write a bundle of jobs that are unpacked already: their plans name this bundle.
+
+    Args:
+        path: One of `paths`.
+        directories: The directories of the jobs.
+    """
+    entries = [[str(directory), 0, 0, 0] for directory in directories]
+    content = {"common": 0, "jobs": entries, "code": {}}
+    make_trusted_directory(path.parent)
+    write_atomically(path, json.dumps(content).encode() + b"\n", is_synced=True)
+
+
 def read_plan(path: Path, number: int) -> JobPlan:
     """A job's plan."""
     with os.fdopen(open_trusted(path), "rb") as file:

@@ -8,7 +8,6 @@ Source: scontrol(1); the table of `why` was measured on Slurm 22.05.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import random
@@ -239,6 +238,11 @@ def can_submit() -> bool:
     return shutil.which("sbatch") is not None
 
 
+def scontrol() -> str | None:
+    """Path of scontrol; None if it is not on PATH, as in many containers."""
+    return shutil.which("scontrol")
+
+
 def submit(script: Path, *options: str, tell: Callable[[str], None] = lambda text: None) -> str:
     """Submit a batch script; returns the number of the job, or of the array.
 
@@ -291,9 +295,12 @@ def _run_telling(
 
 
 def cancel(job: str) -> None:
-    """Cancel a pending or running job; nothing happens to a job that has ended."""
-    with contextlib.suppress(SlurmRefused):
-        _ask("scancel", job)
+    """Cancel a pending or running job.
+
+    Raises:
+        SlurmRefused: If Slurm does not answer, or does not know the job any more.
+    """
+    _ask("scancel", job)
 
 
 @dataclass(frozen=True)
@@ -322,16 +329,24 @@ _ALIVE = (
 _JOB_LINE = re.compile(r"(\d+(?:_\S+?)?)\|([A-Z_]+)\|([^|]*)\|(.*)")
 
 
-def queue() -> dict[str, Queued]:
+def queue(within_s: float = 6 * _CALL_S) -> dict[str, Queued]:
     """All of this user's jobs that the controller remembers, by number or `<array>_<task>`.
 
+    Args:
+        within_s: Timeout in seconds.
     Raises:
         SlurmRefused: If squeue does not answer.
     """
     user = f"--user={os.getuid()}"
     found = {}
     for line in _ask(
-        "squeue", user, "--noheader", "--array", "--states=all", "--format=%i|%T|%r|%o"
+        "squeue",
+        user,
+        "--noheader",
+        "--array",
+        "--states=all",
+        "--format=%i|%T|%r|%o",
+        within_s=within_s,
     ).splitlines():
         # %o is the script with its arguments; those of other jobs can contain newlines, anything.
         if match := _JOB_LINE.fullmatch(line.strip()):

@@ -158,6 +158,15 @@ class WrappedJob(TaskBackend):
         self._step.look()
         return self._step.ended_ranks()
 
+    def cancel(self, *, is_now: bool) -> None:
+        """Stop the tasks by a signal; scancel would give them only KillWait to save."""
+        self.stopped_by = Reason.cancelled
+        if is_now:
+            self._step.end()
+        else:
+            name = self._plan.signal if self._stage.task.exec is not None else "TERM"
+            self._step.received.append(signal.Signals[f"SIG{name}"])
+
     def receive(self, number: int) -> None:
         """Keep a signal to the batch script for the tasks, unless it is Slurm's."""
         self._allocation.receive(number)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge import messages
 from forge.compat import of_torch
-from forge.config.schema import NanAction, Policy, SignalAction
+from forge.config.schema import AUTO, NanAction, Policy, SignalAction
 from forge.errors import ConfigError, Exit, ForgeError, RankLost
 from forge.group import start
 from forge.group.exchange import Exchange
@@ -30,15 +30,16 @@ from forge.health import attempt
 from forge.jobdir import job_dir, spawned
 from forge.jobdir.job_files import RANK, REHEARSAL, SAVE_WITHIN, forge_dir
 from forge.process import sections
-from forge.process.time_limit import TimeLimit
+from forge.process.time_limit import TimeLimit, first_save_s
 from forge.shutdown import stopping
 from forge.state import ddp_buckets, unregistered_objects
 from forge.state.initial_hyperparameters import InitialHyperparameters
 from forge.state.registry import StateRegistry
 from forge.state.run_state import RunState
-from forge.training import misuse
+from forge.training import interval, misuse
 from forge.training.boundary import Boundary
 from forge.training.decide import Halt
+from forge.training.interval import Interval
 from forge.training.loop.evaluations import Evaluations
 from forge.training.loop.loop_progress import LoopProgress
 from forge.training.loop.resumable_loader import ResumableLoader
@@ -52,7 +53,7 @@ from forge.training.start import attempt_io, preflight
 from forge.training.start.attempt_io import AttemptIO
 from forge.training.start.checkpoint_owner import CheckpointOwner
 from forge.training.train_state import TrainState
-from forge.training.watchers import HeartbeatWatcher, LedgerWatcher, StopWatcher
+from forge.training.watchers import HeartbeatWatcher, LedgerWatcher, StopWatcher, TimeWatcher
 
 if TYPE_CHECKING:
     from forge.training.loop.epochs import Epochs
@@ -258,9 +259,28 @@ class Attempt:
                 self.resumed_from = found.path.name
             if self._group.rank == 0:  # the other ranks have already read the file this replaces
                 owner.keep(directory.ledger)
-            is_complete = loops.is_complete
-            directory.record_start(loops.step, self.resumed_from, owner.id, is_complete=is_complete)
+            self._interval = self._decide_interval()
+            directory.record_start(
+                loops.step,
+                self.resumed_from,
+                owner.id,
+                self._interval,
+                is_complete=loops.is_complete,
+            )
             preflight.keep_threads(directory.job, is_resumed=found is not None)
+
+    def _decide_interval(self) -> Interval:
+        """The time between two saves: that of the policy, or computed on rank 0 for all ranks."""
+        every_s = self._policy.checkpoint.every_s
+        if every_s != AUTO:
+            return Interval(None if every_s is None else float(every_s))
+        directory = self._directory
+
+        def decide() -> Interval:
+            estimate_s = first_save_s(self._live_bytes)
+            return interval.decide(directory.job, directory.ledger.run, estimate_s)
+
+        return Interval(*self._exchange.broadcast("the interval between saves", decide))
 
     def _make_ready(self) -> None:
         """Receive signals, and build what a loop needs."""
@@ -276,7 +296,10 @@ class Attempt:
         announcement = signal.Signals[f"SIG{policy.signal.name}"]
         due_s = min(self._stop_s, policy.signal.warning_s)
         handler.pass_over = lambda number: number == announcement and limit.is_too_soon(due_s)
-        directory.saver.expect(self._live_bytes, float(os.environ.get(SAVE_WITHIN) or math.inf))
+        within_s = float(os.environ.get(SAVE_WITHIN) or math.inf)
+        if self._interval.is_auto and self.resumed_from is None:
+            within_s = min(within_s, interval.LEAST_S)  # early: it shows whether saves work at all
+        directory.saver.expect(self._live_bytes, self._interval.every_s, within_s)
         self._stops = stops = StopWatcher(handler, limit, directory.saver, self._nan)
         watchers = Watchers([stops, *self._watchers()])
         self._shutdown = Shutdown(self.loops, directory, handler, limit, watchers)
@@ -312,6 +335,7 @@ class Attempt:
             self._train_state,
             directory.saver,
             LedgerWatcher(directory.ledger, self.loops),
+            TimeWatcher(directory.ledger, self.loops.step),
             directory.metrics,
             self.updater,
             HeartbeatWatcher(),

@@ -61,9 +61,9 @@ class Rollback:
         self._directory.store.discard_after(self._loops.step)
         self._saver.count_from(self._loops.step)
         self._directory.ledger.progress(self._loops.step, self._loops.planned)
-        self._directory.ledger.write(
-            "rollback", step=self._loops.step, first_bad=first_bad, from_step=bad_step
-        )
+        summary = self._directory.metrics.summary()
+        steps = {"step": self._loops.step, "first_bad": first_bad, "from_step": bad_step}
+        self._directory.ledger.write("rollback", **steps, summary=summary)
         messages.warn(
             f"Rolled back from step {bad_step} to step {self._loops.step} (rollback"
             f" {self._nan.rollbacks} of at most {self._config.max_rollbacks}). The learning rate is"

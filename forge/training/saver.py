@@ -6,7 +6,9 @@ import functools
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -22,6 +24,7 @@ from forge.jobdir.ledger import Ledger
 from forge.process import sections
 from forge.process.progress import Phase
 from forge.process.time_limit import RECENT_SAVES, Recent, first_save_s
+from forge.training.interval import NUM_SAVES
 from forge.training.loop.pending_snapshot import PendingSnapshot
 from forge.training.nan.nan_policy import NanPolicy
 
@@ -52,6 +55,21 @@ class SaveCause(Enum):
     """The code after the last loop has changed the state."""
 
 
+@dataclass
+class _Pause:
+    """Training waits for a save."""
+
+    began: float
+    """Unix time."""
+    waited_s: float | None = None
+    """None: training still waits."""
+
+    def end(self) -> None:
+        """Training continues, if it had not before."""
+        if self.waited_s is None:
+            self.waited_s = time.time() - self.began
+
+
 class Saver(Watcher):
     """Saves in this thread or, with `checkpoint.async_save`, in the background."""
 
@@ -62,9 +80,16 @@ class Saver(Watcher):
         ledger: Ledger,
         nan: NanPolicy,
         origin: Callable[[], Origin] = Origin,
+        summary: Callable[[], dict[str, Any]] = dict,
         *,
         is_alone: bool = True,
     ) -> None:
+        """`summary`: the metrics so far, for the events of saves."""
+        self._summary = summary
+        every_s = config.every_s
+        self._every_s = every_s if isinstance(every_s, int | float) else None
+        self._waits = deque[float](maxlen=NUM_SAVES)
+        """Seconds for which the last saves have stopped training."""
         self._store = store
         self._origin = origin
         self._is_alone = is_alone
@@ -85,8 +110,15 @@ class Saver(Watcher):
         self._evaluated: int | None = None
         """The step whose functions have run; its checkpoint on disk can be older than that."""
 
-    def expect(self, num_bytes: int, within_s: float = math.inf) -> None:
-        """Set the number of bytes of parameters, and the seconds until the first save is due."""
+    def expect(self, num_bytes: int, every_s: float | None, within_s: float = math.inf) -> None:
+        """Set what the first save depends on.
+
+        Args:
+            num_bytes: Bytes of the parameters.
+            every_s: Seconds between two periodic saves; None: none are saved by time.
+            within_s: Seconds until the first save is due in any case.
+        """
+        self._every_s = every_s
         self._first_by = time.monotonic() + within_s
         self.costs = Recent(RECENT_SAVES, first_save_s(num_bytes))
 
@@ -129,7 +161,7 @@ class Saver(Watcher):
         """Whether a save is due by time when `step` steps are done."""
         if step == self.considered or (self.considered is None and step == 0):
             return False  # the initial state can be built again
-        now, every_s = time.monotonic(), self._config.every_s
+        now, every_s = time.monotonic(), self._every_s
         return now >= self._first_by or (every_s is not None and now - self._last_time >= every_s)
 
     @sections.in_section(Phase.save, "periodic")
@@ -143,6 +175,7 @@ class Saver(Watcher):
         if cause is SaveCause.periodic and self._is_skipped(step):
             return
         self._first_by = math.inf
+        pause = self._pause(step)
         self.wait()
         is_newer = self._evaluated == step
         self.count_from(step)
@@ -150,18 +183,24 @@ class Saver(Watcher):
         copy = self._config.async_save
         snapshot = self._snapshot(step, state, copy=copy, replaces=is_newer)
         if snapshot.is_independent:
+            pause.end()  # from here on training continues
             self._thread = threading.Thread(
                 target=self._commit_beside,
-                args=(snapshot, cause, began),
+                args=(snapshot, cause, began, pause),
                 name="forge-save",
                 daemon=True,
             )
             self._thread.start()
             return
         try:
-            self._commit(snapshot, cause, began)
+            self._commit(snapshot, cause, began, pause)
         except OSError as error:
             self._count_failure(step, error)
+
+    def _pause(self, step: int) -> _Pause:
+        """Training stops for a save."""
+        self._ledger.write("saving", step=step)  # an attempt that ends before "save" ends in it
+        return _Pause(time.time())
 
     def _snapshot(self, step: int, state: Callable[[], Any], **options: bool) -> Snapshot:
         """Take a snapshot; if that fails on one rank, it fails on all ranks."""
@@ -199,12 +238,13 @@ class Saver(Watcher):
         Raises:
             CheckpointError: If all tries failed.
         """
+        pause = self._pause(step)
         self.settle()
         self.count_from(step)
         began = time.monotonic()
         is_final, replaces = cause is SaveCause.finished, cause is not SaveCause.stop
         snapshot = self._snapshot(step, state, copy=False, is_final=is_final, replaces=replaces)
-        self._commit_final(snapshot, cause, began)
+        self._commit_final(snapshot, cause, began, pause)
 
     @sections.in_section(Phase.save, "copy")
     def keep(self, step: int, state: Callable[[], Any]) -> Snapshot | None:
@@ -220,9 +260,10 @@ class Saver(Watcher):
         Raises:
             CheckpointError: If it cannot be written.
         """
+        pause = self._pause(snapshot.step)
         self.settle()
         self.count_from(snapshot.step)
-        self._commit_final(snapshot, cause, time.monotonic())
+        self._commit_final(snapshot, cause, time.monotonic(), pause)
 
     @sections.in_section(Phase.save, "final")
     def mark_finished(self, step: int, *, has_changed: bool) -> None:
@@ -260,8 +301,9 @@ class Saver(Watcher):
 
         @sections.in_section(Phase.save, "held")
         def commit(cause: SaveCause = SaveCause.stop) -> None:
+            pause = self._pause(step)
             self.settle()
-            self._commit_final(snapshot, cause, time.monotonic())
+            self._commit_final(snapshot, cause, time.monotonic(), pause)
 
         if not snapshot.is_independent:
             if not may_write:
@@ -277,10 +319,12 @@ class Saver(Watcher):
         except CheckpointError as error:
             messages.warn(str(error))  # the next save can succeed
 
-    def _commit_final(self, snapshot: Snapshot, cause: SaveCause, began: float) -> None:
+    def _commit_final(
+        self, snapshot: Snapshot, cause: SaveCause, began: float, pause: _Pause
+    ) -> None:
         # A process cannot exit while a thread of it deletes a large file: after a stop, the
         # next attempt removes old checkpoints.
-        commit = functools.partial(self._commit, snapshot, cause, began, tidies=False)
+        commit = functools.partial(self._commit, snapshot, cause, began, pause, tidies=False)
         self._try_final(snapshot.step, commit)
 
     def _try_final(self, step: int, write: Callable[[], None]) -> None:
@@ -329,19 +373,29 @@ class Saver(Watcher):
         elif failure is not None:
             raise failure
 
-    def _commit_beside(self, snapshot: Snapshot, cause: SaveCause, began: float) -> None:
+    def _commit_beside(
+        self, snapshot: Snapshot, cause: SaveCause, began: float, pause: _Pause
+    ) -> None:
         try:
-            self._commit(snapshot, cause, began)
+            self._commit(snapshot, cause, began, pause)
         except BaseException as error:  # noqa: BLE001 - raised again by `check`
             self._failure = error
 
     def _commit(
-        self, snapshot: Snapshot, cause: SaveCause, began: float, *, tidies: bool = True
+        self,
+        snapshot: Snapshot,
+        cause: SaveCause,
+        began: float,
+        pause: _Pause,
+        *,
+        tidies: bool = True,
     ) -> None:
         begin = time.monotonic()
         path = self._store.commit(snapshot, self._ledger.sync)
         if path is None:
             return
+        pause.end()
+        self._waits.append(pause.waited_s or 0.0)
         self._failures = 0
         self.costs.add(time.monotonic() - began)
         self._ledger.write(
@@ -351,6 +405,10 @@ class Saver(Watcher):
             path=path.name,
             bytes=snapshot.num_bytes,
             seconds=round(time.monotonic() - begin, 4),
+            began=round(pause.began, 3),
+            waited=round(pause.waited_s or 0.0, 4),
+            waits=[round(one, 4) for one in self._waits],
+            summary=self._summary(),
         )
         if tidies:
             self.tidy()

@@ -134,6 +134,10 @@ class Shutdown:
         for tell in self._watchers.on_stop:
             tell()
         reason = reason or Reason.of_code(code)
+        asked_at = self._handler.asked_at
+        if asked_at is not None:
+            waited_s = time.monotonic() - asked_at
+            details["asked"] = round(time.time() - waited_s, 3)
         self._directory.record_end(kind, reason, text, self._loops.step, code, level, **details)
         self._loops.close()  # DataLoader workers shut down by themselves, before other children
         self.exit = stopping.leave(int(code), text, reason)

@@ -75,7 +75,7 @@ class TrainState(Watcher):
             "live": live,
             **self._updater.state_dict(),
             **loops.stored(),
-            "metrics": self._metrics.latest(),
+            **self._metrics.capture(),
             **own,
         }
 
@@ -112,7 +112,7 @@ class TrainState(Watcher):
         self._owner.adapt(state["live"]["states"], found.manifest.job, self._ledger)
         self.live.load(state["live"], owned)
         self._updater.load_state_dict(state)
-        self._metrics.restore(state["metrics"])
+        self._metrics.restore(state)
         self._loops.load(LoopState.of(state))
         epochs = self._loops.epochs
         if epochs is not None and epochs.values is True:

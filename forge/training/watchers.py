@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from forge.errors import ExitCode, Reason
 from forge.group.facts import Request, SaveRequest, StopRequest
 from forge.group.watcher import Watcher
@@ -72,6 +74,61 @@ class LedgerWatcher(Watcher):
     def on_boundary(self, step: int) -> None:
         """Record the steps done."""
         self._ledger.progress(step, self._loops.planned)
+
+
+class TimeWatcher(Watcher):
+    """Records when training begins, when it has done again what was lost, and evaluations.
+
+    With these events a reader of the ledger accounts for all of the job's time.
+    """
+
+    def __init__(self, ledger: Ledger, resumed_at: int) -> None:
+        """`resumed_at`: number of steps done at the start of this attempt."""
+        self._ledger = ledger
+        before = ledger.previous_step
+        self._lost = before if before is not None and before >= resumed_at else None
+        """The last step that an earlier attempt had begun, if it is repeated; None: none is."""
+        self._has_begun = False
+        self._evaluates: float | None = None
+        """When the current evaluation began, by the monotonic clock."""
+
+    def on_boundary(self, step: int) -> None:
+        """The code after a pass has ended."""
+        if self._evaluates is not None:
+            self._end_evaluation(step)
+
+    def request(self, step: int) -> None:
+        """Functions of `run.every` have ended; nothing is requested."""
+        if self._evaluates is not None:
+            self._end_evaluation(step)
+
+    def on_step(self, step: int) -> None:
+        """The first step begins, or the first that no earlier attempt has begun."""
+        if not self._has_begun:
+            self._has_begun = True
+            self._ledger.write("training", step=step)
+        if self._lost is not None and step > self._lost:
+            self._lost = None
+            self._ledger.write("caught_up", step=step)
+
+    def on_evaluation(self, step: int) -> None:
+        """An evaluation begins."""
+        self._evaluates = time.monotonic()
+
+    def on_loop_end(self, step: int) -> None:
+        """The code after the last pass has ended."""
+        if self._evaluates is not None:
+            self._end_evaluation(step)
+
+    def on_stop(self) -> None:
+        """A stop has ended the evaluation."""
+        if self._evaluates is not None:
+            self._end_evaluation(None)
+
+    def _end_evaluation(self, step: int | None) -> None:
+        assert self._evaluates is not None
+        seconds, self._evaluates = time.monotonic() - self._evaluates, None
+        self._ledger.write("evaluation", step=step, seconds=round(seconds, 4))
 
 
 class HeartbeatWatcher(Watcher):

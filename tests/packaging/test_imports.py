@@ -106,7 +106,7 @@ def test_only_the_layers_that_need_a_package_import_it():
 def test_the_training_process_knows_nothing_of_slurm_s_commands():
     """Training gets a function that requeues; only job and launcher call Slurm's commands."""
     above = ("forge.job.", "forge.slurm.", "forge.submitit.", "forge.launch.", "submitit.")
-    own = ("forge.compat.", "hydra_plugins.")
+    own = ("forge.compat.", "hydra_plugins.", "forge.sweeps.", "forge.cli.")
     allowed = {
         "forge": {"forge.submitit.checkpointable", "forge.slurm.batch_job"},  # on first use
         # It passes the function to main's process.

@@ -123,7 +123,7 @@ def test_every_exception_of_forge_stands_in_errors():
         for name in exception_classes(tree(path))
     }
     # Hydra shows what derives from its own class without a traceback, and errors imports no Hydra.
-    assert found == {("forge.launch.results", "JobError")}
+    assert found == {("forge.launch.results", "_CompactJobError")}
 
 
 def test_the_tree_at_the_top_of_errors_is_the_one_below_it():

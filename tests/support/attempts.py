@@ -39,10 +39,10 @@ from forge.jobdir.verdict import Verdict
 from forge.launch import results, task
 from forge.launch.local.queue import Queue, QueuedJob
 from forge.launch.local.resources import Slots
-from forge.launch.slurm.submitted import Submitted, submissions
 from forge.launch.sweep import SweepDir
 from forge.shutdown.signal_handler import ShutdownHandler
 from forge.slurm import bundle
+from forge.slurm.submitted import Submitted, submissions
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING
 from forge.jobdir.job_state import State
 from forge.launch.progress.view import JobView
 from forge.messages import escape
+from forge.sweeps.status import STYLES
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 ACTIVE = (State.starting, State.running, State.stopping)
-STYLES = dict(
-    zip(State, ("dim", "cyan", "cyan", "yellow", "green", "red", *["yellow"] * 2), strict=True)
-)
 _RIGHT = ("job", "steps", "restarts", "rate", "left")
 _FLEXIBLE = ("overrides", "remark")
 _LEAST = {"state": 8, "overrides": 8, "rate": 6, "left": 7}

@@ -30,6 +30,7 @@ from forge.jobdir.verdict import Verdict
 from forge.shutdown import stopping
 from forge.state import run_values
 from forge.state.registry import StateRegistry
+from forge.training.interval import Interval
 from forge.training.metrics import Metrics
 from forge.training.nan.nan_policy import NanPolicy
 from forge.training.saver import Saver
@@ -85,9 +86,15 @@ class AttemptIO:
         self.metrics = Metrics(self.ledger)
         self._job_id = ""
         """The id of `job.json`, once the attempt has begun."""
-        is_alone = ranks.size == 1
+        summary, is_alone = self.metrics.summary, ranks.size == 1
         self.saver = Saver(
-            self.store, policy.checkpoint, self.ledger, nan, self._origin, is_alone=is_alone
+            self.store,
+            policy.checkpoint,
+            self.ledger,
+            nan,
+            self._origin,
+            summary,
+            is_alone=is_alone,
         )
         verdict.clear(job, checkpoint_dir, began)
         self.command = job_dir.resume_command(job)
@@ -153,7 +160,13 @@ class AttemptIO:
         return Origin(self.ledger.attempt, self._job_id, self.metrics.latest())
 
     def record_start(
-        self, step: int, resumed_from: str | None, job_id: str, *, is_complete: bool
+        self,
+        step: int,
+        resumed_from: str | None,
+        job_id: str,
+        interval: Interval,
+        *,
+        is_complete: bool,
     ) -> None:
         """Record and log the start of this attempt."""
         self._job_id = job_id
@@ -167,6 +180,8 @@ class AttemptIO:
             host=socket.gethostname(),
             torch=torch.__version__,
             stop_s=self._stop_s,
+            interval=interval._asdict(),
+            summary=self.metrics.summary(),
         )
         self.ledger.progress(step)
         self.saver.count_from(step if resumed_from else None)

@@ -9,8 +9,8 @@ import warm
 from sweeps import App
 
 from forge.cli.plan import command_of
-from forge.launch.slurm.submitted import Submitted
 from forge.slurm.client import Queued
+from forge.slurm.submitted import Submitted
 
 TRAIN = """
     import hydra

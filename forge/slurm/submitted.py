@@ -30,6 +30,8 @@ class Submitted:
         self._path = submissions(sweep) / "jobs.jsonl"
         self.ids: dict[int, str] = {}
         """Hydra's number of a job -> its Slurm id: `12`, or `12_3` in an array."""
+        self.indices: dict[int, int] = {}
+        """Its place in the bundle of its submission."""
         self.scripts: dict[int, str] = {}
         """Path of each job's batch script, which is unique; Slurm reuses ids."""
         self.composed: dict[int, str] = {}
@@ -75,6 +77,7 @@ class Submitted:
             numbers = [int(number) for number in entry["numbers"]]
             self._unanswered[entry["script"]] = numbers
             self.scripts |= dict.fromkeys(numbers, entry["script"])
+            self.indices |= {number: index for index, number in enumerate(numbers)}
             self.composed |= dict(zip(numbers, entry["composed"], strict=True))
             return
         numbers, slurm_id = self._unanswered.pop(entry["script"]), entry["id"]
