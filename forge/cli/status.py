@@ -13,9 +13,10 @@ from forge.cli.sweep_command import output, width
 from forge.jobdir.job_state import State
 from forge.messages import escape
 from forge.sweeps import as_json, render, status, words
+from forge.sweeps.chosen_metric import Chosen
 from forge.sweeps.job import Job
 from forge.sweeps.render import Line
-from forge.sweeps.status import ORDER, Chosen
+from forge.sweeps.status import ORDER
 from forge.sweeps.sweep import NoSweep, Sweep
 
 _WHAT = """\

@@ -14,7 +14,7 @@ from forge.filesystem.files import FORGE, open_file
 from forge.jobdir.job_files import LOCK, forge_dir
 from forge.jobdir.job_state import State
 from forge.slurm.submitted import Submitted
-from forge.sweeps import reader
+from forge.sweeps import collect, reader
 from forge.sweeps.job import Job
 from forge.sweeps.liveness import Locks
 from forge.sweeps.reader import INDEX, JobEntry
@@ -51,8 +51,6 @@ class Sweep:
             ModuleNotFoundError: If pandas is not installed.
         """
         import pandas as pd
-
-        from forge.sweeps import collect
 
         rows = collect.rows(self.jobs)
         return pd.DataFrame(rows, columns=collect.columns(rows))
