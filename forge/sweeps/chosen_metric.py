@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from forge.sweeps.job import Job, Metric
+from forge.sweeps.job import Job
+from forge.sweeps.metric import Metric
 
 _VALIDATION = ("val", "eval", "test", "dev")
 """Parts of the names of metrics of an evaluation, which say more than those of a step."""
