@@ -83,6 +83,11 @@ class Store:
         self._exchange = Exchange(ranks, "store")
         self._workspace = Workspace(directory) if ranks.rank == 0 else None
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether this is the only rank that saves here."""
+        return self._exchange.ranks.size == 1
+
     def close(self) -> None:
         """Release the directory."""
         self._staging.close()

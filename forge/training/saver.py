@@ -6,9 +6,7 @@ import functools
 import math
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -24,9 +22,9 @@ from forge.jobdir.ledger import Ledger
 from forge.process import sections
 from forge.process.progress import Phase
 from forge.process.time_limit import RECENT_SAVES, Recent, first_save_s
-from forge.training.interval import NUM_SAVES
 from forge.training.loop.pending_snapshot import PendingSnapshot
 from forge.training.nan.nan_policy import NanPolicy
+from forge.training.save_record import Pause, SaveRecord
 
 MAX_FAILURES = 5
 """Failed saves in a row after which the run ends: its progress could not be kept anyway."""
@@ -55,21 +53,6 @@ class SaveCause(Enum):
     """The code after the last loop has changed the state."""
 
 
-@dataclass
-class _Pause:
-    """Training waits for a save."""
-
-    began: float
-    """Unix time."""
-    waited_s: float | None = None
-    """None: training still waits."""
-
-    def end(self) -> None:
-        """Training continues, if it had not before."""
-        if self.waited_s is None:
-            self.waited_s = time.time() - self.began
-
-
 class Saver(Watcher):
     """Saves in this thread or, with `checkpoint.async_save`, in the background."""
 
@@ -81,18 +64,12 @@ class Saver(Watcher):
         nan: NanPolicy,
         origin: Callable[[], Origin] = Origin,
         summary: Callable[[], dict[str, Any]] = dict,
-        *,
-        is_alone: bool = True,
     ) -> None:
-        """`summary`: the metrics so far, for the events of saves."""
-        self._summary = summary
         every_s = config.every_s
         self._every_s = every_s if isinstance(every_s, int | float) else None
-        self._waits = deque[float](maxlen=NUM_SAVES)
-        """Seconds for which the last saves have stopped training."""
+        self._record = SaveRecord(ledger, summary)
         self._store = store
         self._origin = origin
-        self._is_alone = is_alone
         self._config = config
         self._ledger = ledger
         self._nan = nan
@@ -175,7 +152,7 @@ class Saver(Watcher):
         if cause is SaveCause.periodic and self._is_skipped(step):
             return
         self._first_by = math.inf
-        pause = self._pause(step)
+        pause = self._record.begin(step)
         self.wait()
         is_newer = self._evaluated == step
         self.count_from(step)
@@ -197,17 +174,12 @@ class Saver(Watcher):
         except OSError as error:
             self._count_failure(step, error)
 
-    def _pause(self, step: int) -> _Pause:
-        """Training stops for a save."""
-        self._ledger.write("saving", step=step)  # an attempt that ends before "save" ends in it
-        return _Pause(time.time())
-
     def _snapshot(self, step: int, state: Callable[[], Any], **options: bool) -> Snapshot:
         """Take a snapshot; if that fails on one rank, it fails on all ranks."""
         try:
             return self._take(step, state, **options)
         except (Exception, Exit) as error:
-            if self._is_alone:
+            if self._store.is_alone:
                 raise
             if isinstance(error, OSError):  # an OSError would be retried, as if a disk were full
                 error = CheckpointError(f"The state cannot be saved: {error}")
@@ -219,7 +191,7 @@ class Saver(Watcher):
     def _is_skipped(self, step: int) -> bool:
         """Whether to skip this save because another is in progress; logs a skip."""
         is_busy = self._thread is not None and self._thread.is_alive()
-        is_skipping = self._config.on_pending_save is OnPendingSave.skip and self._is_alone
+        is_skipping = self._config.on_pending_save is OnPendingSave.skip and self._store.is_alone
         if not is_busy or not is_skipping:  # with several ranks, only some of them would skip
             return False
         messages.warn(
@@ -238,7 +210,7 @@ class Saver(Watcher):
         Raises:
             CheckpointError: If all tries failed.
         """
-        pause = self._pause(step)
+        pause = self._record.begin(step)
         self.settle()
         self.count_from(step)
         began = time.monotonic()
@@ -260,7 +232,7 @@ class Saver(Watcher):
         Raises:
             CheckpointError: If it cannot be written.
         """
-        pause = self._pause(snapshot.step)
+        pause = self._record.begin(snapshot.step)
         self.settle()
         self.count_from(snapshot.step)
         self._commit_final(snapshot, cause, time.monotonic(), pause)
@@ -293,7 +265,7 @@ class Saver(Watcher):
         Raises:
             CheckpointError: If it cannot be written.
         """
-        if not self._is_alone:
+        if not self._store.is_alone:
             self._join()  # a background save also communicates with the other ranks
         if self._store.holds(step) and self._evaluated != step:
             return PendingSnapshot(None)
@@ -301,7 +273,7 @@ class Saver(Watcher):
 
         @sections.in_section(Phase.save, "held")
         def commit(cause: SaveCause = SaveCause.stop) -> None:
-            pause = self._pause(step)
+            pause = self._record.begin(step)
             self.settle()
             self._commit_final(snapshot, cause, time.monotonic(), pause)
 
@@ -320,7 +292,7 @@ class Saver(Watcher):
             messages.warn(str(error))  # the next save can succeed
 
     def _commit_final(
-        self, snapshot: Snapshot, cause: SaveCause, began: float, pause: _Pause
+        self, snapshot: Snapshot, cause: SaveCause, began: float, pause: Pause
     ) -> None:
         # A process cannot exit while a thread of it deletes a large file: after a stop, the
         # next attempt removes old checkpoints.
@@ -374,7 +346,7 @@ class Saver(Watcher):
             raise failure
 
     def _commit_beside(
-        self, snapshot: Snapshot, cause: SaveCause, began: float, pause: _Pause
+        self, snapshot: Snapshot, cause: SaveCause, began: float, pause: Pause
     ) -> None:
         try:
             self._commit(snapshot, cause, began, pause)
@@ -386,7 +358,7 @@ class Saver(Watcher):
         snapshot: Snapshot,
         cause: SaveCause,
         began: float,
-        pause: _Pause,
+        pause: Pause,
         *,
         tidies: bool = True,
     ) -> None:
@@ -394,22 +366,9 @@ class Saver(Watcher):
         path = self._store.commit(snapshot, self._ledger.sync)
         if path is None:
             return
-        pause.end()
-        self._waits.append(pause.waited_s or 0.0)
         self._failures = 0
         self.costs.add(time.monotonic() - began)
-        self._ledger.write(
-            "save",
-            step=snapshot.step,
-            reason=cause.name,
-            path=path.name,
-            bytes=snapshot.num_bytes,
-            seconds=round(time.monotonic() - begin, 4),
-            began=round(pause.began, 3),
-            waited=round(pause.waited_s or 0.0, 4),
-            waits=[round(one, 4) for one in self._waits],
-            summary=self._summary(),
-        )
+        self._record.end(snapshot, path, cause.name, time.monotonic() - begin, pause)
         if tidies:
             self.tidy()
 

@@ -86,16 +86,8 @@ class AttemptIO:
         self.metrics = Metrics(self.ledger)
         self._job_id = ""
         """The id of `job.json`, once the attempt has begun."""
-        summary, is_alone = self.metrics.summary, ranks.size == 1
-        self.saver = Saver(
-            self.store,
-            policy.checkpoint,
-            self.ledger,
-            nan,
-            self._origin,
-            summary,
-            is_alone=is_alone,
-        )
+        origin, summary = self._origin, self.metrics.summary
+        self.saver = Saver(self.store, policy.checkpoint, self.ledger, nan, origin, summary)
         verdict.clear(job, checkpoint_dir, began)
         self.command = job_dir.resume_command(job)
         """The command that resumes this job by hand."""

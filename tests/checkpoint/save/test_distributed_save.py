@@ -209,7 +209,7 @@ def savers(stores, tmp_path):
     config = CheckpointConfig(async_save=True)
     ledgers = [Ledger(tmp_path / f"ledger_{rank}") for rank in range(SIZE)]
     yield [
-        Saver(store, config, ledger, NanPolicy(NanConfig()), is_alone=False)
+        Saver(store, config, ledger, NanPolicy(NanConfig()))
         for store, ledger in zip(stores, ledgers, strict=True)
     ]
     for ledger in ledgers:

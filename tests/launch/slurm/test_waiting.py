@@ -239,7 +239,7 @@ def test_a_ctrl_c_ends_the_waiting_at_once_however_many_jobs_there_are(
         shown.set()
         return poll()
 
-    monkeypatch.setattr(watcher, "_poll", polled)
+    monkeypatch.setattr(watcher, "poll", polled)
 
     def interrupt():
         shown.wait()
