@@ -7,6 +7,7 @@ import math
 import signal
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn
@@ -86,7 +87,7 @@ def _batch_job(directory: Path, jobs: list[ComposedJob]) -> BatchJob | None:
         RequeueLimits.of(policies[0].requeue),
         max(one.signal.warning_s for one in policies),
         Trainings([job.directory for job in jobs], policies[0].checkpoint.dir),
-        is_command=jobs[0].command is not None,
+        is_command=any(job.command is not None for job in jobs),
     )
     return batch_job.here(directory, work)
 
@@ -102,7 +103,8 @@ def _freeze(
             if not is_stale(job, code):
                 continue
             start_over(job)
-        HydraConfig.instance().set_config(job.config)
+        config: Any = job.config
+        HydraConfig.instance().cfg = config  # set_config would copy all of it
         try:
             make_trusted_directory(forge_dir(job.directory))
             (forge_dir(job.directory) / STATE).unlink(missing_ok=True)
