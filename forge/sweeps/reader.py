@@ -135,6 +135,7 @@ def read_job(entry: JobEntry, directory: Path, label: str, locks: Locks) -> Job:
         label=label,
         reason=reason,
         because=because,
+        frame=str(files.verdict.get("frame") or "") if now is State.failed else "",
         code=code,
         rank=state.rank if state else 0,
         step=steps if now is State.finished and steps else progress and progress.step,

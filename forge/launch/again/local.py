@@ -15,6 +15,7 @@ from forge.launch.again import choose
 from forge.launch.local import resources
 from forge.launch.local.queue import Queue, QueuedJob
 from forge.launch.opening import locked
+from forge.launch.progress import display
 from forge.launch.progress.again import how_to_resume
 from forge.launch.record import LaunchRecord
 from forge.sweeps.job import Job
@@ -45,7 +46,8 @@ def run(path: Path, jobs: Sequence[Job], launched: LaunchRecord, changes: dict[s
             made.write(job.directory)
             jsonl.append(job_ledger(job.directory), "resumed", changes=changes)
         queued = [QueuedJob(job.number, job.label, job.directory) for job in jobs]
-        stopped_by = Queue(queued, slots, options.progress).run()
+        title = display.title(path, (job.overrides for job in jobs))
+        stopped_by = Queue(queued, slots, options.progress, title).run()
     if how := how_to_resume(queued, f"forge resume {path}"):
         messages.say(how)
     if stopped_by is not None:

@@ -27,6 +27,7 @@ from forge.launch.hydra_launcher import Request
 from forge.launch.local import resources
 from forge.launch.local.queue import LIMIT, Queue, QueuedJob
 from forge.launch.plan import ComposedJob
+from forge.launch.progress import display
 from forge.launch.progress.again import how_to_resume
 from forge.launch.record import LaunchRecord
 from forge.launch.results import result_of
@@ -61,8 +62,8 @@ def launch(request: Request) -> list[JobReturn]:
             log.info(f"Launching {len(jobs)} jobs, {slots.count} at a time, in {place}")
             log.info(f"To resume this sweep after a stop:\n  {command}")
             stops_at = math.inf if batch is None else batch.stops_at
-            queue = Queue(queued, slots, options.progress, stops_at)
-            stopped_by = queue.run()
+            title = display.title(directory, (job.place.overrides for job in jobs))
+            stopped_by = Queue(queued, slots, options.progress, title, stops_at).run()
         finally:
             sweep.close()
     if stopped_by is not None:

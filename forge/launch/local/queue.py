@@ -23,7 +23,7 @@ from forge.launch.interrupts import handled
 from forge.launch.local.resources import Slots
 from forge.launch.plan import ROOT
 from forge.launch.progress.display import Display
-from forge.launch.progress.observed import ObservedJob
+from forge.launch.progress.observed import ObservedJob, Views
 
 _START = f"import sys; sys.path.append({ROOT!r}); from forge.job.local import main;"
 _START += " sys.exit(main(sys.argv[1:]))"
@@ -54,10 +54,17 @@ class Queue:
     """Runs the jobs of a batch; `run` returns when all have ended."""
 
     def __init__(
-        self, jobs: list[QueuedJob], slots: Slots, progress: Any, stops_at: float = math.inf
+        self,
+        jobs: list[QueuedJob],
+        slots: Slots,
+        progress: Any,
+        title: str = "",
+        stops_at: float = math.inf,
     ) -> None:
-        """`stops_at`: Unix time at which all jobs have to save and exit."""
+        """`title`: of the table; `stops_at`: Unix time at which all jobs have to save and exit."""
         self._jobs = jobs
+        self._views = Views(jobs)
+        self._title = title
         self._slots = slots
         self._free = list(range(slots.count))[::-1]
         self._progress = progress
@@ -72,7 +79,10 @@ class Queue:
 
     def run(self) -> int | None:
         """Run every job; returns the signal that stopped the sweep, or None."""
-        with handled(self._on_signal, *LIMIT), Display(mode=self._progress) as self._display:
+        with (
+            handled(self._on_signal, *LIMIT),
+            Display(mode=self._progress, title=self._title) as self._display,
+        ):
             try:
                 self._loop()
             except BaseException:
@@ -104,7 +114,7 @@ class Queue:
                 if job.process is not None and job.process.poll() is not None:
                     self._ended(job)
                     has_ended = True
-            self._display.update([job.view() for job in self._jobs])
+            self._display.update(self._views.now())
             if has_ended and not self._received and self._next() is not None:
                 continue  # start the next job in the free slot now
             if not any(job.process is not None for job in self._jobs):

@@ -29,6 +29,7 @@ from forge.launch import opening, payload, plan
 from forge.launch.compose import compose, is_stale, start_over
 from forge.launch.hydra_launcher import Request
 from forge.launch.plan import ROOT, ComposedJob
+from forge.launch.progress import display
 from forge.launch.progress.again import how_to_resume
 from forge.launch.record import LaunchRecord
 from forge.launch.results import result_of
@@ -109,7 +110,8 @@ def launch(request: Request) -> list[JobReturn]:
             for one in observed:
                 one.script = submitted.scripts.get(one.number, "")
             resubmit = functools.partial(_resubmit, jobs, options, shared, submitted, cluster)
-            stopped_by = QueueWatcher(observed, options.progress, resubmit).run()
+            title = display.title(directory, (job.place.overrides for job in composed))
+            stopped_by = QueueWatcher(observed, options.progress, resubmit, title).run()
         finally:
             sweep.close()
     if stopped_by is not None:

@@ -22,7 +22,7 @@ from forge.errors import ForgeError, Reason, SlurmRefused
 from forge.jobdir.job_state import JobState, State
 from forge.launch.interrupts import handled
 from forge.launch.progress.display import Display
-from forge.launch.progress.observed import ObservedJob
+from forge.launch.progress.observed import ObservedJob, Views
 from forge.slurm import client, pending
 
 _LOOK_S = 0.5
@@ -124,9 +124,15 @@ class QueueWatcher:
         jobs: list[SubmittedJob],
         progress: Any,
         submit: Callable[[list[SubmittedJob]], None] | None = None,
+        title: str = "",
     ) -> None:
-        """`submit`: resubmits jobs and sets their new ids; raises ForgeError, OSError."""
+        """`submit`: resubmits jobs and sets their new ids; raises ForgeError, OSError.
+
+        `title`: of the table.
+        """
         self._jobs = jobs
+        self._views = Views(jobs)
+        self._title = title
         self._submit = submit
         self._problem = ""
         self._progress = progress
@@ -144,7 +150,8 @@ class QueueWatcher:
         """Returns the signal that ended the waiting, or None once every job has ended."""
         bell, self._bell = os.pipe()
         try:
-            with handled(self._on_signal), Display(mode=self._progress) as self._display:
+            display = Display(mode=self._progress, title=self._title)
+            with handled(self._on_signal), display as self._display:
                 while not self._received and self._poll():
                     self._show()
                     # Poll, since a change of a file on another machine sends no event.
@@ -161,7 +168,7 @@ class QueueWatcher:
         os.write(self._bell, b"!")
 
     def _show(self) -> None:
-        self._display.update([job.view() for job in self._jobs])
+        self._display.update(self._views.now())
 
     def _poll(self) -> bool:
         """Update all jobs; returns whether any of them has not ended."""
