@@ -138,7 +138,9 @@ def _sweep(path: Path) -> Sweep:
     for entry, label in zip(found, texts, strict=True):
         directory = Path(os.path.normpath(path / entry.subdir))
         job = reader.read_job(entry, directory, label, locks)
-        jobs.append(job if job.slurm_id else replace(job, slurm_id=ids.get(job.number, "")))
+        slurm_id = job.slurm_id or ids.get(job.number, "")
+        # On a cluster the plan of a job that has not started yet is not in its directory.
+        jobs.append(replace(job, slurm_id=slurm_id, has_wrapper=True))
     launcher = _launcher(path, locks)
     if launcher is None and locks.is_held(path) is False:
         jobs = [_without_launcher(job) for job in jobs]

@@ -12,6 +12,7 @@ from forge.jobdir import cancel_request, jsonl, plan
 from forge.jobdir.job_files import STATE, forge_dir, job_ledger
 from forge.jobdir.job_state import State
 from forge.launch.again import choose
+from forge.launch.alike import Alike
 from forge.launch.local import resources
 from forge.launch.local.queue import Queue, QueuedJob
 from forge.launch.opening import locked
@@ -47,7 +48,8 @@ def run(path: Path, jobs: Sequence[Job], launched: LaunchRecord, changes: dict[s
             jsonl.append(job_ledger(job.directory), "resumed", changes=changes)
         queued = [QueuedJob(job.number, job.label, job.directory) for job in jobs]
         title = display.title(path, (job.overrides for job in jobs))
-        stopped_by = Queue(queued, slots, options.progress, title).run()
+        failures = Alike(path, options.max_alike)
+        stopped_by = Queue(queued, slots, options.progress, title, failures).run()
     if how := how_to_resume(queued, f"forge resume {path}"):
         messages.say(how)
     if stopped_by is not None:

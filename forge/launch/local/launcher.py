@@ -22,6 +22,7 @@ from forge.jobdir import code as job_code
 from forge.jobdir.job_files import STATE, TASK, forge_dir, write_atomically
 from forge.jobdir.plan import RequeueLimits
 from forge.launch import opening, payload, plan
+from forge.launch.alike import Alike
 from forge.launch.compose import compose, is_stale, start_over
 from forge.launch.hydra_launcher import Request
 from forge.launch.local import resources
@@ -63,7 +64,9 @@ def launch(request: Request) -> list[JobReturn]:
             log.info(f"To resume this sweep after a stop:\n  {command}")
             stops_at = math.inf if batch is None else batch.stops_at
             title = display.title(directory, (job.place.overrides for job in jobs))
-            stopped_by = Queue(queued, slots, options.progress, title, stops_at).run()
+            failures = Alike(directory, options.max_alike)
+            queue = Queue(queued, slots, options.progress, title, failures, stops_at)
+            stopped_by = queue.run()
         finally:
             sweep.close()
     if stopped_by is not None:

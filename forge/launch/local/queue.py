@@ -19,6 +19,8 @@ from forge.job.ending import signal_name
 from forge.jobdir import plan
 from forge.jobdir.job_files import OUTPUT, PLAN, TOKEN, forge_dir
 from forge.jobdir.job_state import JobState, State
+from forge.launch import alike
+from forge.launch.alike import Alike
 from forge.launch.interrupts import handled
 from forge.launch.local.resources import Slots
 from forge.launch.plan import ROOT
@@ -59,10 +61,12 @@ class Queue:
         slots: Slots,
         progress: Any,
         title: str = "",
+        failures: Alike | None = None,
         stops_at: float = math.inf,
     ) -> None:
         """`title`: of the table; `stops_at`: Unix time at which all jobs have to save and exit."""
         self._jobs = jobs
+        self._alike = failures or Alike()
         self._views = Views(jobs)
         self._title = title
         self._slots = slots
@@ -115,13 +119,19 @@ class Queue:
                     self._ended(job)
                     has_ended = True
             self._display.update(self._views.now())
+            if has_ended and (notice := self._alike.check(self._jobs)):
+                self._display.say(notice, "yellow")
             if has_ended and not self._received and self._next() is not None:
                 continue  # start the next job in the free slot now
             if not any(job.process is not None for job in self._jobs):
+                if self._alike.is_holding:
+                    alike.held(self._jobs)
                 return
             time.sleep(_LOOK_S)
 
     def _next(self) -> QueuedJob | None:
+        if self._alike.is_holding:
+            return None
         return next((job for job in self._jobs if job.state is State.queued), None)
 
     # -- a job ---------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from forge.jobdir.job_files import write_atomically
 from forge.jobdir.job_state import State
 from forge.jobdir.plan import JobPlan, SlurmPlan
 from forge.launch import opening, payload, plan
+from forge.launch.alike import Alike
 from forge.launch.compose import compose, is_stale, start_over
 from forge.launch.hydra_launcher import Request
 from forge.launch.plan import ROOT, ComposedJob
@@ -111,7 +112,9 @@ def launch(request: Request) -> list[JobReturn]:
                 one.script = submitted.scripts.get(one.number, "")
             resubmit = functools.partial(_resubmit, jobs, options, shared, submitted, cluster)
             title = display.title(directory, (job.place.overrides for job in composed))
-            stopped_by = QueueWatcher(observed, options.progress, resubmit, title).run()
+            failures = Alike(directory, options.max_alike)
+            watcher = QueueWatcher(observed, options.progress, resubmit, title, failures)
+            stopped_by = watcher.run()
         finally:
             sweep.close()
     if stopped_by is not None:
@@ -119,7 +122,8 @@ def launch(request: Request) -> list[JobReturn]:
         _say_how(observed, command)
         raise Exit(128 + stopped_by, "the launcher was asked to stop waiting")
     results = [result_of(job.composed, one) for job, one in zip(jobs, observed, strict=True)]
-    if how := how_to_resume(observed, command):
+    ended = [one for one in observed if one.state.is_final]  # others are held in the queue
+    if how := how_to_resume(ended, command):
         messages.say(how)
     return results
 

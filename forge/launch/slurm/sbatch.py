@@ -24,7 +24,7 @@ from forge.launch.slurm.slurm_options import SlurmOptions
 _OURS = (
     *("_target_", "submitit_folder", "timeout_min", "signal_delay_s", "max_num_timeout"),
     *("additional_parameters", "srun_args", "python", "use_srun", "teardown"),
-    *("wait", "dry_run", "progress"),
+    *("wait", "dry_run", "max_alike", "progress"),
 )
 """Options that are passed to submitit in another way, or not at all."""
 _LOGS = "/folder-of-the-logs"

@@ -38,6 +38,7 @@ _LEAST = {
     "cpus_per_gpu": 1,
     "signal_delay_s": 1,
     "max_num_timeout": 0,
+    "max_alike": 2,
 }
 """The minimum of options, unless they are null."""
 
@@ -65,6 +66,7 @@ class SlurmOptions(SlurmQueueConf):  # type: ignore[misc]
     dependency: str | None = None
     wait: bool = True
     dry_run: bool = False
+    max_alike: int | None = None
     progress: str = "auto"
 
     @property
