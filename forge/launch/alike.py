@@ -12,7 +12,7 @@ from pathlib import Path
 from forge.errors import Reason
 from forge.jobdir import verdict
 from forge.jobdir.job_state import State
-from forge.launch import plan
+from forge.launch import planning
 from forge.launch.progress.observed import ObservedJob
 from forge.messages import escape
 
@@ -56,7 +56,7 @@ class Alike:
         if len(alike) < (self._max_alike or _NOTICE):
             return ""
         left = sum(job.state is State.queued for job in jobs)
-        has_saved = any(plan.has_begun(job.directory) for job in jobs)
+        has_saved = any(planning.has_begun(job.directory) for job in jobs)
         self.is_holding = self._max_alike is not None and not has_saved
         if self._is_told or has_saved or not left:
             return ""

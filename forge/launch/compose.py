@@ -23,10 +23,10 @@ from forge.jobdir import code as job_code
 from forge.jobdir import flat_config, job_dir
 from forge.jobdir.job_files import STATE, forge_dir
 from forge.jobdir.plan import read_earlier
-from forge.launch import exec, payload, plan
+from forge.launch import exec, payload, planning
 from forge.launch.composer import Composer
 from forge.launch.hydra_launcher import Request
-from forge.launch.plan import ComposedJob
+from forge.launch.planning import ComposedJob
 from forge.launch.sweep import JobPlace, SweepDir
 
 _SHOWN = 8
@@ -118,7 +118,7 @@ def compose(
 def _is_done(sweep: SweepDir, place: JobPlace, overrides: list[str], program: str) -> bool:
     """Whether this job was finished under a policy: it never runs again."""
     directory = sweep.path / place.subdir
-    if not plan.is_finished(directory) or not _is_inside(sweep, place):
+    if not planning.is_finished(directory) or not _is_inside(sweep, place):
         return False
     before = read_earlier(directory)
     is_same = before.program == program and sorted(before.overrides or ()) == sorted(overrides)
@@ -287,11 +287,11 @@ def _settle(job: ComposedJob, sweep_path: Path, *, may_refer: bool) -> None:
         hydra.sweep.subdir = job.place.subdir
         hydra.runtime.output_dir = str(job.directory)
     if frozen.is_frozen(job.directory):
-        if plan.has_begun(job.directory):
+        if planning.has_begun(job.directory):
             if not frozen.wants_change(cfg):
                 frozen.restore(cfg, job.directory)
             may_refer = True
-        elif not plan.is_finished(job.directory):
+        elif not planning.is_finished(job.directory):
             frozen.forget(job.directory)  # nothing was trained yet: use the new config
             job_code.forget(job.directory)
     if may_refer:

@@ -1,5 +1,6 @@
 """What is said of jobs that wait in a cluster's queue: Slurm's reasons."""
 
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,7 @@ def test_the_table_and_its_summary_have_the_reasons():
     waits.append(Job(9, place, (), State.queued, because="preempted", waits_for="JobHeldUser"))
     assert [status.problem_of(job) for job in waits[:9]] == ["waits: Priority"] * 9
     assert status.problem_of(waits[9]) == "preempted, waits: JobHeldUser"
-    shown = Display(mode="plain")
-    shown._jobs = waits
-    assert "10 queued (9 Priority, 1 JobHeldUser)" in shown._summary()
+    stream = StringIO()
+    with Display(stream, mode="plain") as shown:
+        shown.update(waits)
+    assert "10 queued (9 Priority, 1 JobHeldUser)" in stream.getvalue()

@@ -19,7 +19,6 @@ from forge.errors import ConfigError, Reason
 from forge.jobdir import code
 from forge.jobdir.job_state import State
 from forge.jobdir.plan import JobPlan
-from forge.slurm import client
 from forge.sweeps.job import Job
 
 _BY_A_PERSON = (Reason.cancelled.name,)
@@ -53,7 +52,7 @@ def jobs_to_start(
             because = "finished"
         elif job.state.is_active:
             because = f"is {job.state.value}"
-        elif job.state is State.queued and job.slurm_id and job.waits_for != client.HELD:
+        elif job.state is State.queued and job.slurm_id:
             because = f"waits in Slurm's queue as {job.slurm_id}"
         elif only_failed and job.state not in _FAILED:
             because = f"is {job.state.value}, and not failed"
@@ -82,7 +81,7 @@ def changed_options(words: Iterable[str], launcher: str) -> dict[str, Any]:
         words: The overrides.
         launcher: `local` or `slurm`.
     Raises:
-        ConfigError: If one of them is not an option of the launcher.
+        ConfigError: If one is not an option of the launcher.
     """
     names = options_of(launcher)
     found: dict[str, Any] = {}

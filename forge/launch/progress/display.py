@@ -20,9 +20,10 @@ from forge.jobdir.job_state import State
 from forge.launch.progress.news import news
 from forge.messages import escape
 from forge.sweeps import attempts, reader, render, status, words
+from forge.sweeps.chosen_metric import Chosen
 from forge.sweeps.job import Job
 from forge.sweeps.render import Line
-from forge.sweeps.status import STYLES, Chosen, Row
+from forge.sweeps.status import STYLES, Row
 from forge.sweeps.sweep import Sweep
 
 if TYPE_CHECKING:

@@ -156,7 +156,7 @@ class QueueWatcher:
         try:
             display = Display(mode=self._progress, title=self._title)
             with handled(self._on_signal), display as self._display:
-                while not self._received and self._poll():
+                while not self._received and self.poll():
                     self._show()
                     # Poll, since a change of a file on another machine sends no event.
                     pause_s = _LOOK_S + _LOOK_PER_JOB_S * len(self._jobs)
@@ -176,7 +176,7 @@ class QueueWatcher:
     def _show(self) -> None:
         self._display.update(self._views.now())
 
-    def _poll(self) -> bool:
+    def poll(self) -> bool:
         """Update all jobs; returns whether any of them has not ended."""
         waiting = [job for job in self._jobs if not job.state.is_final]
         for job in waiting:
