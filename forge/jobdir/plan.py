@@ -32,6 +32,8 @@ class SlurmPlan:
     """Slurm's KillWait: the time from SIGTERM at the limit to SIGKILL."""
     exclude_h: float = 24.0
     """Hours for which to exclude a node that has failed a health check."""
+    name: str = ""
+    """The job's name in the queue; empty: that of the batch script."""
 
 
 @dataclass(frozen=True, kw_only=True)

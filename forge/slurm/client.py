@@ -8,6 +8,7 @@ Source: scontrol(1); the table of `why` was measured on Slurm 22.05.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import random
@@ -27,6 +28,7 @@ _CALL_S = 10.0
 """Timeout for one command; a busy controller answers within seconds."""
 _SUBMIT_S = 300.0
 """sbatch itself gives up after 120 s if the queue is full, later if the controller is silent."""
+_NAME_S = 2.0
 _FIRST_PAUSE_S = 0.2
 HELD = "JobHeldUser"
 """Slurm's reason of a pending job that its user has to release."""
@@ -318,6 +320,12 @@ def hold(jobs: Sequence[str]) -> None:
 def release(jobs: Sequence[str]) -> None:
     """Undo `hold`. Raises SlurmRefused."""
     _ask("scontrol", "release", ",".join(jobs))
+
+
+def rename(job: str, name: str) -> None:
+    """Name a job in the queue, if the controller answers at once: it is only for people."""
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        _run(["scontrol", "update", f"JobId={job}", f"JobName={name}"], _NAME_S)
 
 
 @dataclass(frozen=True)

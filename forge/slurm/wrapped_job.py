@@ -13,6 +13,7 @@ Standard library only.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from pathlib import Path
@@ -29,6 +30,7 @@ from forge.jobdir import node_fault
 from forge.jobdir.job_state import JobState, State
 from forge.jobdir.node_fault import NodeFault
 from forge.jobdir.plan import JobPlan
+from forge.slurm import client
 from forge.slurm.allocation import Allocation
 from forge.slurm.exclusions import Exclusions
 from forge.slurm.job_info import FINAL, IMPOSED, Why
@@ -75,6 +77,8 @@ class WrappedJob(TaskBackend):
             The end of the last attempt, if its wrapper was killed before it could count it.
         """
         job, allocation = self.job, self._allocation
+        if self._slurm.name not in ("", os.environ.get("SLURM_JOB_NAME")):
+            client.rename(allocation.name, self._slurm.name)  # the jobs of an array share a name
         before = job.read()  # the launcher has removed those of earlier sweeps
         if before is None:
             job.set_budgets(None)

@@ -19,7 +19,7 @@ from forge.launch.record import LaunchRecord
 from forge.launch.slurm import slurm_options
 from forge.launch.slurm.cluster import Cluster
 from forge.launch.slurm.launcher import step_plan
-from forge.launch.slurm.sbatch import OptionGroup, batches, log_folder
+from forge.launch.slurm.sbatch import OptionGroup, batches, job_name, log_folder
 from forge.launch.slurm.slurm_options import SlurmOptions
 from forge.slurm import bundle, client
 from forge.slurm.submitted import Submitted, submissions
@@ -142,13 +142,14 @@ def _plan(
     before = Path(launched.path or path) / job.directory.relative_to(path)
     made = choose.moved(made, before, job.directory)
     own = replace(options, **launched.own.get(str(job.number), {}))
-    slurm = step_plan(own, job.directory, cluster)
+    slurm = step_plan(own, job.directory, cluster, job_name(own, job.number, job.label))
     if made.slurm is not None:
         slurm = replace(slurm, exclude_h=made.slurm.exclude_h)
     return replace(made, slurm=slurm, time_limit_s=own.time_limit_s), own
 
 
 def _group(made: JobPlan, options: SlurmOptions) -> OptionGroup:
+    name = made.slurm.name if made.slurm is not None else ""
     if made.requeue.is_up_to_site:
-        return OptionGroup(options, None, 0.0, None)
-    return OptionGroup(options, made.signal, made.warning_s, made.requeue.enabled)
+        return OptionGroup(options, None, 0.0, None, name)
+    return OptionGroup(options, made.signal, made.warning_s, made.requeue.enabled, name)

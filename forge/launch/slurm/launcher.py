@@ -36,7 +36,7 @@ from forge.launch.record import LaunchRecord
 from forge.launch.results import result_of
 from forge.launch.slurm import preview, slurm_options
 from forge.launch.slurm.cluster import Cluster
-from forge.launch.slurm.sbatch import Batch, OptionGroup, batches, log_folder
+from forge.launch.slurm.sbatch import Batch, OptionGroup, batches, job_name, log_folder
 from forge.launch.slurm.slurm_options import SlurmOptions
 from forge.launch.slurm.slurm_wait import QueueWatcher, SubmittedJob, numbers
 from forge.launch.sweep import SweepDir
@@ -209,7 +209,8 @@ def _calls(
             is_main, is_requeued = job.composed.command is None, policy.requeue.enabled
             signal = policy.signal.name if is_main else policy.exec.signal
         warning_s = policy.signal.warning_s if policy is not None else 0.0
-        groups.append(OptionGroup(job.options, signal, warning_s, is_requeued))
+        name = job_name(job.options, job.composed.place.number, job.composed.label)
+        groups.append(OptionGroup(job.options, signal, warning_s, is_requeued, name))
     folder = log_folder(options.submitit_folder, directory)
     return batches(groups, folder, bundle.paths(submissions(directory)), max_array_size)
 
@@ -276,8 +277,8 @@ def _not_submitted(
     return ConfigError([problem], "The submission")
 
 
-def step_plan(options: SlurmOptions, directory: Path, cluster: Cluster) -> SlurmPlan:
-    """How to start the step of the job in a directory."""
+def step_plan(options: SlurmOptions, directory: Path, cluster: Cluster, name: str) -> SlurmPlan:
+    """How to start the step of the job in a directory; `name` is the job's in the queue."""
     python = shlex.split(options.python) if options.python else [sys.executable, "-I", "-S"]
     srun_args = list(options.srun_args or ())
     if options.cpus_per_task is not None:  # since Slurm 22.05 srun does not inherit it
@@ -287,6 +288,7 @@ def step_plan(options: SlurmOptions, directory: Path, cluster: Cluster) -> Slurm
         start=[*python, "-c", _STEP, str(directory)],
         srun_args=srun_args,
         kill_wait_s=cluster.kill_wait_s,
+        name=name,
     )
 
 
@@ -294,7 +296,8 @@ def _pack(job: _Job, shared: payload.Shared, cluster: Cluster) -> tuple[Path, Jo
     composed, options = job.composed, job.options
     data, main = shared.dump(composed.config)
     made = planning.make(composed, main, options.time_limit_s, options.cpus_per_task or 1)
-    slurm = step_plan(options, composed.directory, cluster)
+    name = job_name(options, composed.place.number, composed.label)
+    slurm = step_plan(options, composed.directory, cluster, name)
     requeue = replace(made.requeue, is_up_to_site=not composed.is_active)
     if composed.policy is not None:
         health = composed.policy.health
