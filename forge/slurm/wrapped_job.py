@@ -30,7 +30,7 @@ from forge.jobdir import node_fault
 from forge.jobdir.job_state import JobState, State
 from forge.jobdir.node_fault import NodeFault
 from forge.jobdir.plan import JobPlan
-from forge.slurm import client
+from forge.slurm import client, stagger
 from forge.slurm.allocation import Allocation
 from forge.slurm.exclusions import Exclusions
 from forge.slurm.job_info import FINAL, IMPOSED, Why
@@ -58,7 +58,7 @@ class WrappedJob(TaskBackend):
         """`script` is the batch script."""
         super().__init__(job)
         assert plan.slurm is not None, "planned for one machine"
-        self._plan, self._slurm = plan, plan.slurm
+        self._plan, self._slurm, self._script = plan, plan.slurm, script
         self._stage = Stage(job.directory, plan, Task.of(plan))
         self._allocation = Allocation(job, plan, plan.slurm.kill_wait_s)
         self._step = RunningStep(job, plan.slurm)
@@ -136,6 +136,11 @@ class WrappedJob(TaskBackend):
             self.job.record("requeued by Slurm", times=unseen)
 
     # -- an attempt ----------------------------------------------------------------------------
+
+    def start_delay_s(self) -> float:
+        """The jobs of an array start together, unless each waits for its turn."""
+        seconds = self._slurm.stagger_s
+        return stagger.delay_s(self._script.with_name(stagger.FILE), seconds) if seconds else 0.0
 
     def prepare(self) -> None:
         """Leave nodes that another job of the sweep has found sick."""

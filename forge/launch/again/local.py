@@ -49,7 +49,8 @@ def run(path: Path, jobs: Sequence[Job], launched: LaunchRecord, changes: dict[s
         queued = [QueuedJob(job.number, job.label, job.directory) for job in jobs]
         title = display.title(path, (job.overrides for job in jobs))
         failures = Alike(path, options.max_alike)
-        stopped_by = Queue(queued, slots, options.progress, title, failures).run()
+        queue = Queue(queued, slots, options.progress, title, failures, stagger_s=options.stagger_s)
+        stopped_by = queue.run()
     if how := how_to_resume(queued, f"forge resume {path}"):
         messages.say(how)
     if stopped_by is not None:

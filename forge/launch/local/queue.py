@@ -63,8 +63,12 @@ class Queue:
         title: str = "",
         failures: Alike | None = None,
         stops_at: float = math.inf,
+        stagger_s: float = 0.0,
     ) -> None:
-        """`title`: of the table; `stops_at`: Unix time at which all jobs have to save and exit."""
+        """`title`: of the table; `stops_at`: Unix time at which all jobs have to save and exit.
+
+        `stagger_s`: seconds between the starts of two jobs.
+        """
         self._jobs = jobs
         self._alike = failures or Alike()
         self._views = Views(jobs)
@@ -73,6 +77,9 @@ class Queue:
         self._free = list(range(slots.count))[::-1]
         self._progress = progress
         self._stops_at = stops_at
+        self._stagger_s = stagger_s
+        self._starts_next = 0.0
+        """Monotonic time from which the next job can start."""
         self._received: list[int] = []
         self._handled = 0
         for job in jobs:
@@ -109,7 +116,8 @@ class Queue:
             if len(self._received) > self._handled:
                 self._handled = len(self._received)
                 self._stop(self._received[-1], self._handled)
-            while self._free and not self._received and (job := self._next()) is not None:
+            while self._free and self._is_time() and (job := self._next()) is not None:
+                self._starts_next = time.monotonic() + self._stagger_s
                 self.start(job)
             running = [job for job in self._jobs if job.process is not None]
             has_ended = False
@@ -121,16 +129,21 @@ class Queue:
             self._display.update(self._views.now())
             if has_ended and (notice := self._alike.check(self._jobs)):
                 self._display.say(notice, "yellow")
-            if has_ended and not self._received and self._next() is not None:
+            is_left = self._next() is not None
+            if has_ended and is_left and self._is_time():
                 continue  # start the next job in the free slot now
-            if not any(job.process is not None for job in self._jobs):
+            if not is_left and not any(job.process is not None for job in self._jobs):
                 if self._alike.is_holding:
                     alike.held(self._jobs)
                 return
             time.sleep(_LOOK_S)
 
+    def _is_time(self) -> bool:
+        return time.monotonic() >= self._starts_next
+
     def _next(self) -> QueuedJob | None:
-        if self._alike.is_holding:
+        """The next job to start; None if no further job starts."""
+        if self._received or self._alike.is_holding:
             return None
         return next((job for job in self._jobs if job.state is State.queued), None)
 

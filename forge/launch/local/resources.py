@@ -24,6 +24,7 @@ class LocalOptions:
     gpus_per_job: int | None = None
     timeout_min: float | None = None
     max_alike: int | None = None
+    stagger_s: float = 0.0
     progress: str = "auto"
 
     @property
@@ -91,7 +92,14 @@ def options(given: dict[str, Any]) -> LocalOptions:
     Raises:
         ConfigError: With every problem found.
     """
-    least = {"n_jobs": 1, "tasks_per_job": 1, "cpus_per_job": 1, "gpus_per_job": 0, "max_alike": 2}
+    least = {
+        "n_jobs": 1,
+        "tasks_per_job": 1,
+        "cpus_per_job": 1,
+        "gpus_per_job": 0,
+        "max_alike": 2,
+        "stagger_s": 0,
+    }
     found, problems = option_check.read(LocalOptions, given, least)
     if problems:
         raise ConfigError(

@@ -289,6 +289,7 @@ def step_plan(options: SlurmOptions, directory: Path, cluster: Cluster, name: st
         srun_args=srun_args,
         kill_wait_s=cluster.kill_wait_s,
         name=name,
+        stagger_s=options.stagger_s,
     )
 
 

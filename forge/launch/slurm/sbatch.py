@@ -25,12 +25,12 @@ from forge.launch.slurm.slurm_options import SlurmOptions
 _OURS = (
     *("_target_", "submitit_folder", "timeout_min", "signal_delay_s", "max_num_timeout"),
     *("additional_parameters", "srun_args", "python", "use_srun", "teardown"),
-    *("wait", "dry_run", "max_alike", "progress"),
+    *("wait", "dry_run", "max_alike", "stagger_s", "progress"),
 )
 """Options that are passed to submitit in another way, or not at all."""
 _LONGEST_NAME = 100
 _ODD = re.compile(r"[^\w.,:=+/@-]", re.ASCII)
-"""What sbatch does not read as a shell does: quotes, for example."""
+"""Characters such as quotes, which sbatch does not read as a shell does."""
 _LOGS = "/folder-of-the-logs"
 """Placeholder while submitit writes the header, since submitit would expand a % in our paths."""
 _WRAPPER = f"import sys; sys.path.append({ROOT!r}); from forge.slurm.wrapper import main;"

@@ -39,6 +39,7 @@ _LEAST = {
     "signal_delay_s": 1,
     "max_num_timeout": 0,
     "max_alike": 2,
+    "stagger_s": 0,
 }
 """The minimum of options, unless they are null."""
 
@@ -67,6 +68,7 @@ class SlurmOptions(SlurmQueueConf):  # type: ignore[misc]
     wait: bool = True
     dry_run: bool = False
     max_alike: int | None = None
+    stagger_s: float = 0.0
     progress: str = "auto"
 
     @property
