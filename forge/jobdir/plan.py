@@ -125,6 +125,8 @@ class JobPlan:
     """None: the job does not run on a cluster."""
     code: dict[str, str] = field(default_factory=dict)
     """Source file of the sweep's program -> its sha256 at the submission."""
+    snapshot: str = ""
+    """The copy of the code from which the job runs; empty: it runs from the code itself."""
     launch: str = ""
     """Name of the bundle from which it was extracted; a later bundle has a higher name."""
     version: str = __version__

@@ -72,7 +72,7 @@ def options_of(launcher: str) -> set[str]:
         from forge.launch.local.resources import LocalOptions as Options
     else:
         from forge.launch.slurm.slurm_options import SlurmOptions as Options  # type: ignore[assignment]
-    return {one.name for one in fields(Options)} - {"_target_"}
+    return {one.name for one in fields(Options)} - {"_target_", "snapshot"}  # the copy stays
 
 
 def changed_options(words: Iterable[str], launcher: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from forge import messages
 from forge.jobdir import cancel_request, jsonl, plan
 from forge.jobdir.job_files import STATE, forge_dir, job_ledger
 from forge.jobdir.job_state import State
+from forge.launch import snapshot
 from forge.launch.again import choose
 from forge.launch.alike import Alike
 from forge.launch.local import resources
@@ -68,7 +69,7 @@ def _plan(
     """The job's plan, with the launcher's options of now."""
     made = plan.read(job.directory)
     before = Path(launched.path or path) / job.directory.relative_to(path)
-    made = choose.moved(made, before, job.directory)
+    made = snapshot.moved(choose.moved(made, before, job.directory), path)
     if "timeout_min" in changes:
         made = replace(made, time_limit_s=options.time_limit_s)
     if "tasks_per_job" in changes:

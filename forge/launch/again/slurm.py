@@ -13,6 +13,7 @@ from forge.filesystem.files import write_atomically
 from forge.jobdir import cancel_request, jsonl, plan
 from forge.jobdir.job_files import PLAN, STATE, forge_dir, job_ledger
 from forge.jobdir.plan import JobPlan
+from forge.launch import snapshot
 from forge.launch.again import choose
 from forge.launch.opening import locked
 from forge.launch.record import LaunchRecord
@@ -140,7 +141,7 @@ def _plan(
         bundle.unpack(submissions(path) / name, submitted.indices[job.number])
     made = plan.read(job.directory)
     before = Path(launched.path or path) / job.directory.relative_to(path)
-    made = choose.moved(made, before, job.directory)
+    made = snapshot.moved(choose.moved(made, before, job.directory), path)
     own = replace(options, **launched.own.get(str(job.number), {}))
     slurm = step_plan(own, job.directory, cluster, job_name(own, job.number, job.label))
     if made.slurm is not None:

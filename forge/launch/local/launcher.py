@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import signal
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from forge.jobdir import cancel_request, job_dir
 from forge.jobdir import code as job_code
 from forge.jobdir.job_files import STATE, TASK, forge_dir, write_atomically
 from forge.jobdir.plan import RequeueLimits
-from forge.launch import opening, payload, planning
+from forge.launch import opening, payload, planning, snapshot
 from forge.launch.alike import Alike
 from forge.launch.compose import compose, is_stale, start_over
 from forge.launch.hydra_launcher import Request
@@ -52,9 +52,10 @@ def launch(request: Request) -> list[JobReturn]:
         try:
             jobs = compose(sweep, request)
             sweep.add([job.place for job in jobs])
-            _freeze(jobs, payload.Shared(request.function, request.context), options)
+            copy = snapshot.make(directory) if options.snapshot else None
+            _freeze(jobs, payload.Shared(request.function, request.context, copy), options)
             queued = [QueuedJob(j.place.number, j.label, j.directory) for j in jobs]
-            LaunchRecord(launcher="local", options=asdict(options)).write(directory)
+            LaunchRecord.of("local", options, copy).write(directory)
             command = job_dir.sweep_command(directory)
             job_dir.write_resume_script(directory, command)
             batch = _batch_job(directory, jobs)
@@ -123,6 +124,7 @@ def _freeze(
             tasks = options.tasks_per_job
             threads = max(options.cpus_per_job // tasks, 1)
             made = planning.make(job, main, options.time_limit_s, threads, tasks)
-            replace(made, code=code).write(job.directory)
+            made = shared.snapshot.apply(made) if shared.snapshot else replace(made, code=code)
+            made.write(job.directory)
         finally:
             HydraConfig.instance().cfg = outer

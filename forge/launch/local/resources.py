@@ -25,6 +25,7 @@ class LocalOptions:
     timeout_min: float | None = None
     max_alike: int | None = None
     stagger_s: float = 0.0
+    snapshot: bool = False
     progress: str = "auto"
 
     @property

@@ -12,7 +12,7 @@ import logging
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hydra.core.utils import JobReturn
@@ -25,7 +25,7 @@ from forge.jobdir import code as job_code
 from forge.jobdir.job_files import write_atomically
 from forge.jobdir.job_state import State
 from forge.jobdir.plan import JobPlan, SlurmPlan
-from forge.launch import opening, payload, planning
+from forge.launch import opening, payload, planning, snapshot
 from forge.launch.alike import Alike
 from forge.launch.compose import compose, is_stale, start_over
 from forge.launch.hydra_launcher import Request
@@ -90,11 +90,12 @@ def launch(request: Request) -> list[JobReturn]:
             sweep.add([job.place for job in composed])
             policies = ((str(one.place.number), one.policy) for one in composed)
             own = {number: dict(one.slurm) for number, one in policies if one and one.slurm}
-            LaunchRecord(launcher="slurm", options=asdict(options), own=own).write(directory)
+            copy = snapshot.make(directory) if options.snapshot else None
+            LaunchRecord.of("slurm", options, copy, own).write(directory)
             command = job_dir.sweep_command(directory)
             job_dir.write_resume_script(directory, command)
             try:
-                shared = payload.Shared(request.function, request.context)
+                shared = payload.Shared(request.function, request.context, copy)
                 _submit(calls, new, shared, submitted, cluster, command)
             except KeyboardInterrupt as error:
                 messages.say(
@@ -297,6 +298,7 @@ def _pack(job: _Job, shared: payload.Shared, cluster: Cluster) -> tuple[Path, Jo
     composed, options = job.composed, job.options
     data, main = shared.dump(composed.config)
     made = planning.make(composed, main, options.time_limit_s, options.cpus_per_task or 1)
+    made = shared.snapshot.apply(made) if shared.snapshot else made
     name = job_name(options, composed.place.number, composed.label)
     slurm = step_plan(options, composed.directory, cluster, name)
     requeue = replace(made.requeue, is_up_to_site=not composed.is_active)

@@ -25,7 +25,7 @@ from forge.launch.slurm.slurm_options import SlurmOptions
 _OURS = (
     *("_target_", "submitit_folder", "timeout_min", "signal_delay_s", "max_num_timeout"),
     *("additional_parameters", "srun_args", "python", "use_srun", "teardown"),
-    *("wait", "dry_run", "max_alike", "stagger_s", "progress"),
+    *("wait", "dry_run", "max_alike", "stagger_s", "snapshot", "progress"),
 )
 """Options that are passed to submitit in another way, or not at all."""
 _LONGEST_NAME = 100

@@ -69,6 +69,7 @@ class SlurmOptions(SlurmQueueConf):  # type: ignore[misc]
     dry_run: bool = False
     max_alike: int | None = None
     stagger_s: float = 0.0
+    snapshot: bool = False
     progress: str = "auto"
 
     @property
