@@ -2,8 +2,8 @@
 
 <sweep dir>/.forge/code/<hash of the content>
 
-The copy has the files that git tracks, and those that it neither tracks nor ignores. What git
-ignores (data, an environment) is not copied: a symbolic link leads to it, so that relative paths
+The copy has the files that git tracks, and those that it neither tracks nor ignores. Files that git
+ignores (data, an environment) are not copied: a symbolic link leads to each, so that relative paths
 still work.
 """
 
