@@ -60,6 +60,13 @@ class ComposedJob:
     """`identity.as_written` of the config."""
     command: ComposedCommand | None = None
     """The command that the job runs instead of a main function."""
+    is_done: bool = False
+    """Whether it was finished under a policy, and never runs again: its config is empty."""
+
+    @classmethod
+    def done(cls, place: JobPlace, directory: Path, label: str, program: str) -> ComposedJob:
+        """A job that is finished, and so is not composed."""
+        return cls(place, directory, DictConfig({}), None, label, program, "", {}, is_done=True)
 
     @property
     def is_active(self) -> bool:

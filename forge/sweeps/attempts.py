@@ -6,7 +6,7 @@ did in `forge.Run`. A job without a wrapper has only the second, and each entry 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -74,6 +74,24 @@ def read(directory: Path, *, with_metrics: bool = False) -> list[Attempt]:
         _of(number, own, [run for t, run in runs if _is_in(t, own, parts[number:])])
         for number, own in enumerate(parts, 1)
     ]
+
+
+def lost(own: Sequence[Attempt]) -> Iterator[tuple[Attempt, int, float]]:
+    """The work between the last save and the end, of attempts that ended without a save.
+
+    Yields:
+        (attempt, steps, seconds).
+    """
+    for attempt in own:
+        if attempt.ended is None or attempt.reason == "finished":
+            continue
+        kinds = {event["kind"] for event in attempt.events}
+        if "stop" in kinds or "finish" in kinds or attempt.end_step is None:
+            continue
+        saves = [one for one in attempt.events if one["kind"] in ("save", "start")]
+        if saves:
+            steps = attempt.end_step - int(saves[-1]["step"])
+            yield attempt, max(steps, 0), max(attempt.ended - float(saves[-1]["t"]), 0.0)
 
 
 def _complete(

@@ -50,6 +50,8 @@ class Job:
     """Why the job ended, or its last attempt: the name of a `forge.errors.Reason`; can be empty."""
     because: str = ""
     """The same for people, with details."""
+    frame: str = ""
+    """Where the exception that ended the job was raised: `train.py:23 in main`; can be empty."""
     code: int | None = None
     """Exit code of the last attempt, or minus the signal that killed it; None if unknown."""
     rank: int = 0

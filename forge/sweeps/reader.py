@@ -87,7 +87,7 @@ def files_of(directory: Path) -> Files:
     problems: list[str] = []
     own = forge_dir(directory)
     names = (STATE, PLAN, VERDICT, cancel_request.FILE)
-    content, plan, verdict, cancel = (_json(own / name, problems) for name in names)
+    content, plan, verdict, cancel = (read_json(own / name, problems) for name in names)
     state = job_state.decoded(content) if content else None
     if content and state is None:
         problems.append(f"{own / STATE} is of another version of forge")
@@ -136,6 +136,7 @@ def read_job(entry: JobEntry, directory: Path, label: str, locks: Locks) -> Job:
         label=label,
         reason=reason,
         because=because,
+        frame=str(files.verdict.get("frame") or "") if now is State.failed else "",
         code=code,
         rank=state.rank if state else 0,
         step=steps if now is State.finished and steps else progress and progress.step,
@@ -272,7 +273,8 @@ def _speed(files: Files, state: State) -> tuple[float | None, float | None]:
     return rate, None if planned is None else max(planned - progress.step, 0) / rate
 
 
-def _json(path: Path, problems: list[str]) -> dict[str, Any]:
+def read_json(path: Path, problems: list[str]) -> dict[str, Any]:
+    """The object in a file; empty if it is missing. If it cannot be read, that is a problem."""
     try:
         content = json.loads(read_plain(path))
     except FileNotFoundError:

@@ -11,7 +11,7 @@ from typing import Any
 
 from forge.errors import NoSweep
 from forge.filesystem.files import FORGE, open_file
-from forge.jobdir.job_files import LOCK, forge_dir
+from forge.jobdir.job_files import LAUNCH, LOCK, forge_dir
 from forge.jobdir.job_state import State
 from forge.slurm.submitted import Submitted
 from forge.sweeps import collect, reader
@@ -33,6 +33,8 @@ class Sweep:
     """Whether it is a single run."""
     launcher: int | None = None
     """The pid of the launcher that runs on this machine; None: there is none, or it is unknown."""
+    snapshot: str = ""
+    """The copy of the code from which the jobs run; empty: they run from the code itself."""
     missing: tuple[str, ...] = ()
     """Files that could not be read, and why, for people."""
 
@@ -132,12 +134,22 @@ def _sweep(path: Path) -> Sweep:
     for entry, label in zip(found, texts, strict=True):
         directory = Path(os.path.normpath(path / entry.subdir))
         job = reader.read_job(entry, directory, label, locks)
-        jobs.append(job if job.slurm_id else replace(job, slurm_id=ids.get(job.number, "")))
+        slurm_id = job.slurm_id or ids.get(job.number, "")
+        # On a cluster the plan of a job that has not started yet is not in its directory.
+        jobs.append(replace(job, slurm_id=slurm_id, has_wrapper=True))
     launcher = _launcher(path, locks)
     if launcher is None and locks.is_held(path) is False:
         jobs = [_without_launcher(job) for job in jobs]
-    missing = (f"{bad} damaged lines in {forge_dir(path) / INDEX}",) if bad else ()
-    return Sweep(path, tuple(jobs), tuple(common), launcher=launcher, missing=missing)
+    missing = [f"{bad} damaged lines in {forge_dir(path) / INDEX}"] if bad else []
+    launched = reader.read_json(forge_dir(path) / LAUNCH, missing)
+    return Sweep(
+        path,
+        tuple(jobs),
+        tuple(common),
+        launcher=launcher,
+        snapshot=str(launched.get("snapshot") or ""),
+        missing=tuple(missing),
+    )
 
 
 def _without_launcher(job: Job) -> Job:

@@ -19,6 +19,7 @@ from forge.errors import ConfigError, Reason
 from forge.jobdir import code
 from forge.jobdir.job_state import State
 from forge.jobdir.plan import JobPlan
+from forge.slurm import client
 from forge.sweeps.job import Job
 
 _BY_A_PERSON = (Reason.cancelled.name,)
@@ -52,7 +53,7 @@ def jobs_to_start(
             because = "finished"
         elif job.state.is_active:
             because = f"is {job.state.value}"
-        elif job.state is State.queued and job.slurm_id:
+        elif job.state is State.queued and job.slurm_id and job.waits_for != client.HELD:
             because = f"waits in Slurm's queue as {job.slurm_id}"
         elif only_failed and job.state not in _FAILED:
             because = f"is {job.state.value}, and not failed"
@@ -71,7 +72,7 @@ def options_of(launcher: str) -> set[str]:
         from forge.launch.local.resources import LocalOptions as Options
     else:
         from forge.launch.slurm.slurm_options import SlurmOptions as Options  # type: ignore[assignment]
-    return {one.name for one in fields(Options)} - {"_target_"}
+    return {one.name for one in fields(Options)} - {"_target_", "snapshot"}  # the copy stays
 
 
 def changed_options(words: Iterable[str], launcher: str) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def collect(sweep: Sweep, metric: str = "", now: float | None = None) -> Report:
         parts = times.segments(own, None, until, is_queued=bool(job.slurm_id))
         name = f"{job.number} {job.label}".strip()
         thin = {key: line.thinned(most) for key, line in lines.items() if line.steps}
-        found.append(JobReport(job, name, own, parts, thin, list(_lost(own))))
+        found.append(JobReport(job, name, own, parts, thin, list(attempts.lost(own))))
         problems += [f"job {job.number}: {one}" for one in job.missing]
     return Report(sweep, found, names, chosen, now, problems)
 
@@ -93,20 +93,6 @@ def _metrics(jobs: Sequence[Job], chosen: Chosen) -> list[str]:
     first = chosen.of_sweep(jobs).name
     names = sorted(counts, key=lambda name: (name != first, -counts[name], name))
     return names[:MAX_METRICS]
-
-
-def _lost(own: Sequence[Attempt]) -> Iterable[tuple[Attempt, int, float]]:
-    """The work between the last save and the end, of attempts that ended without a save."""
-    for attempt in own:
-        if attempt.ended is None or attempt.reason == "finished":
-            continue
-        kinds = {event["kind"] for event in attempt.events}
-        if "stop" in kinds or "finish" in kinds or attempt.end_step is None:
-            continue
-        saves = [one for one in attempt.events if one["kind"] in ("save", "start")]
-        if saves:
-            steps = attempt.end_step - int(saves[-1]["step"])
-            yield attempt, max(steps, 0), max(attempt.ended - float(saves[-1]["t"]), 0.0)
 
 
 def events(jobs: Iterable[JobReport], *kinds: str) -> list[tuple[JobReport, Attempt, Event]]:

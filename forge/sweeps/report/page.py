@@ -53,6 +53,9 @@ def lines(report: Report) -> Iterator[str]:
     made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(report.made))
     common = html.escape(" ".join(report.sweep.common))
     yield f"<p>forge {__version__}, {made}{f': <code>{common}</code>' if common else ''}</p>"
+    if report.sweep.snapshot:
+        copy = html.escape(report.sweep.snapshot)
+        yield f"<p>The jobs run from a copy of the code: <code>{copy}</code></p>"
     yield from _facts(report)
     drawn = [(one, one.draw(report)) for one in FIGURES]
     links = [f'<a href="#{one.anchor}">{one.title}</a>' for one, figure in drawn if figure]
