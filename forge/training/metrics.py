@@ -23,6 +23,8 @@ class Metrics(Watcher):
         self._pending: list[tuple[int, dict[str, Any]]] = []
         self._flushed = time.monotonic()
         self._step = -1
+        self.num_complete = 0
+        """Steps whose values are all in the ledger. Another thread reads it: 0 is always right."""
         self._latest: dict[str, tuple[int, float]] = {}
         self._extremes: dict[str, list[float]] = {}
         """Name -> the lowest value and its step, the highest value and its step."""
@@ -30,6 +32,8 @@ class Metrics(Watcher):
     def on_step(self, step: int) -> None:
         """Values logged from now on belong to this step."""
         self._step = step
+        if not self._pending:
+            self.num_complete = step
 
     def log(self, values: dict[str, Any]) -> None:
         """Record values of the current step, as `checked_values` returns them."""
@@ -97,6 +101,7 @@ class Metrics(Watcher):
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore the values from a checkpoint; one of an earlier version has no extremes."""
+        self.num_complete = 0
         self._latest = dict(state["metrics"])
         known = state.get("extremes", {})
         self._extremes = {
