@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import signal
+import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -13,6 +15,7 @@ from forge.cli.sweep_command import output
 from forge.errors import SlurmRefused
 from forge.jobdir.cancel_request import CancelRequest
 from forge.jobdir.job_state import State
+from forge.process import processes
 from forge.slurm import client
 from forge.sweeps import sweep, words
 from forge.sweeps.job import Job
@@ -52,31 +55,60 @@ def _cancel(options: argparse.Namespace) -> int:
     for job in jobs:
         if job.state.is_final and are_named:
             output([f"job {job.number} has ended before ({job.state.value})"])
+    alone = [job for job in left if not job.has_wrapper]
     for job in left:
-        CancelRequest(is_now=options.now).write(job.directory)
-    waiting = [job for job in left if job.state is State.queued]
-    problems = list(_scancel(waiting))
-    running = [job for job in left if job.state.is_active]
-    _wait(whole, running)
+        if job.has_wrapper:
+            CancelRequest(is_now=options.now).write(job.directory)
+    problems = _end(alone, is_now=options.now)
+    problems += _scancel([job for job in left if job.has_wrapper and job.state is State.queued])
+    for text in problems:
+        sys.stderr.write(messages.escape(f"forge: {text}\n", "\n"))
+    _wait(whole, [job for job in left if job.has_wrapper and job.state.is_active])
     return 1 if problems else 0
 
 
 def _scancel(jobs: Sequence[Job]) -> list[str]:
-    """Take the jobs that wait for their start out of Slurm's queue."""
+    """Take the jobs that wait for their start out of Slurm's queue; returns what went wrong."""
     problems = []
     for job in jobs:
-        if job.slurm_id:
-            try:
+        try:
+            if job.slurm_id:
                 client.cancel(job.slurm_id)
-            except SlurmRefused as error:
-                problems.append(str(error))
-                text = (
-                    f"job {job.number}: Slurm does not take it out of its queue ({error}); it ends"
-                    " as soon as it starts"
-                )
-                sys.stderr.write(messages.escape(f"forge: {text}\n", "\n"))
+            output([f"job {job.number}: cancelled before it has run"])
+        except SlurmRefused as error:
+            problems.append(
+                f"job {job.number}: Slurm does not take it out of its queue ({error}); it ends as"
+                " soon as it starts"
+            )
+    return problems
+
+
+def _end(jobs: Sequence[Job], *, is_now: bool) -> list[str]:
+    """End jobs that no launcher of forge started: by a signal, which the training receives itself.
+
+    Returns:
+        What went wrong.
+    """
+    problems = []
+    for job in jobs:
+        try:
+            if job.slurm_id:
+                client.cancel(job.slurm_id)
+                output([f"job {job.number}: `scancel {job.slurm_id}`"])
                 continue
-        output([f"job {job.number}: cancelled before it has run"])
+        except SlurmRefused as error:
+            problems.append(f"job {job.number}: `scancel {job.slurm_id}` failed: {error}")
+            continue
+        signum = signal.SIGKILL if is_now else signal.SIGTERM
+        is_here = job.node == socket.gethostname()
+        if is_here and job.pid is not None and processes.send(job.pid, signum):
+            output([f"job {job.number}: {signum.name} to process {job.pid}"])
+            continue
+        where = f"process {job.pid} on {job.node}" if job.pid else "a process that is not known"
+        problems.append(
+            f"job {job.number} was not started by a launcher of forge, but is {where}: send it"
+            " SIGTERM there"
+        )
     return problems
 
 

@@ -121,21 +121,24 @@ def _ordered(jobs: Iterable[Job], options: argparse.Namespace) -> list[Job]:
     elif options.sort == "step":
         found.sort(key=lambda job: -(job.share or 0.0))
     elif options.sort == "metric":
-        found.sort(key=lambda job: _rank(job, metric))
+        chosen = metric.of_sweep(found)
+        found.sort(key=lambda job: _rank(job, chosen))
     return found
 
 
 def _rank(job: Job, metric: Chosen) -> float:
     """The place of a job in the order of the best values; jobs without a value come last."""
-    found, best = metric.of(job), metric.best(job)
-    if found is None or best is None or best[0] != best[0]:
+    best = metric.best(job)
+    if best is None or best[0] != best[0]:
         return float("inf")
-    return -best[0] if metric.is_higher(found[0]) else best[0]
+    return -best[0] if metric.is_higher else best[0]
 
 
 def _groups(jobs: Iterable[Job], key: str, metric: Chosen) -> Iterable[Line]:
     """A line for each value of an override: its jobs by state, and their metric."""
     groups: dict[str, list[Job]] = {}
+    jobs = list(jobs)
+    metric = metric.of_sweep(jobs)
     for job in jobs:
         own = [one.lstrip("+~").partition("=") for one in job.overrides]
         value = next((value for name, _, value in own if name == key), "(not set)")
@@ -156,12 +159,11 @@ def _groups(jobs: Iterable[Job], key: str, metric: Chosen) -> Iterable[Line]:
         by_state = [(state, [job for job in members if job.state is state]) for state in ORDER]
         counts = ", ".join(f"{len(some)} {state.value}" for state, some in by_state if some)
         best = [one[0] for one in map(metric.best, members) if one is not None]
-        name = next((one[0] for one in map(metric.of, members) if one is not None), "")
         text = ""
         if best:
-            first = max(best) if metric.is_higher(name) else min(best)
+            first = max(best) if metric.is_higher else min(best)
             shown = words.number(first), words.number(fmean(best))
-            text = f"  {escape(name)}: best {shown[0]}, mean of the best {shown[1]}"
+            text = f"  {escape(metric.name)}: best {shown[0]}, mean of the best {shown[1]}"
         is_bad = any(job.needs_attention for job in members)
         style = "yellow" if is_bad else "green" if _all_finished(members) else ""
         yield Line(f"{escape(key)}={escape(value):{width}}  {counts}{text}", style)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from forge.cli import sweep_command
 from forge.errors import CheckpointError, ExitCode
 from forge.filesystem.steps import step_dirs, step_of
 from forge.messages import escape
-from forge.sweeps import find, ledger_tail, sweep
+from forge.sweeps import as_json, find, ledger_tail, sweep
 from forge.sweeps.render import Line
 from forge.sweeps.sweep import NoSweep
 
@@ -28,32 +29,40 @@ def main(arguments: list[str]) -> int:
     what = f"a checkpoint, a directory of checkpoints, or the {sweep_command.WHERE}"
     parser.add_argument("path", nargs="?", metavar="DIR", help=what)
     parser.add_argument("--size", action="store_true", help="only the sizes of the files: quick")
+    parser.add_argument("--json", action="store_true", help="the results as JSON")
     options = parser.parse_args(arguments)
-    return sweep_command.run(lambda: _verify(options.path, "size" if options.size else "full"))
+    return sweep_command.run(lambda: _verify(options))
 
 
-def _verify(wanted: str | None, how: str) -> int:
+def _verify(options: argparse.Namespace) -> int:
     from forge.checkpoint.load.inspection import load
 
-    damaged = checked = 0
+    found: list[dict[str, object]] = []
 
-    def lines() -> Iterator[Line]:
-        nonlocal damaged, checked
-        for path in _checkpoints(wanted):
-            checked += 1
+    def check() -> Iterator[Line]:
+        for path in _checkpoints(options.path):
+            problem = ""
             try:
-                load(path, verify=how)
+                load(path, verify="size" if options.size else "full")
             except CheckpointError as error:
-                if path.exists():  # else a running job has removed it meanwhile
-                    damaged += 1
-                    yield Line(f"DAMAGED  {escape(str(error))}", "red")
+                if not path.exists():
+                    continue  # a running job has removed it meanwhile
+                problem = str(error)
+            found.append({"path": path, "is_intact": not problem, "problem": problem})
+            if problem:
+                yield Line(f"DAMAGED  {escape(problem)}", "red")
             else:
                 yield Line(f"intact   {escape(str(path))}", "green")
-        text = f"{checked} checked, {damaged} damaged" if checked else "there is no checkpoint yet"
-        yield Line(text)
+        num_damaged = sum(not one["is_intact"] for one in found)
+        counts = f"{len(found)} checked, {num_damaged} damaged"
+        yield Line(counts if found else "there is no checkpoint yet")
 
-    sweep_command.output(lines())
-    return int(ExitCode.IO_ERROR) if damaged else 0
+    if options.json:
+        list(check())
+        sweep_command.output([as_json.dumps({"checkpoints": found})])
+    else:
+        sweep_command.output(check())
+    return 0 if all(one["is_intact"] for one in found) else int(ExitCode.IO_ERROR)
 
 
 def _checkpoints(wanted: str | None) -> Iterator[Path]:

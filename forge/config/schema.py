@@ -474,7 +474,8 @@ class CheckpointConfig:
         remedy="To switch it off, set it to null.",
         help="Seconds from the last save to the next periodic one; auto: computed at each start,"
         " from the time that saves take and the time between losses. A loss is a kill, a lost node"
-        " or a hang. The computed interval is 10 s to an hour. null: none are saved by time.",
+        " or a hang. The computed interval is 10 s to an hour, and a new job saves after 10 s."
+        " null: none are saved by time.",
     )
     keep_last: int = key(
         3,

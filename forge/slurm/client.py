@@ -8,7 +8,6 @@ Source: scontrol(1); the table of `why` was measured on Slurm 22.05.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import random
@@ -294,9 +293,12 @@ def _run_telling(
 
 
 def cancel(job: str) -> None:
-    """Cancel a pending or running job; nothing happens to a job that has ended."""
-    with contextlib.suppress(SlurmRefused):
-        _ask("scancel", job)
+    """Cancel a pending or running job.
+
+    Raises:
+        SlurmRefused: If Slurm does not answer, or does not know the job any more.
+    """
+    _ask("scancel", job)
 
 
 @dataclass(frozen=True)

@@ -55,8 +55,8 @@ def rows(jobs: Iterable[Job], names: Iterable[str] = ()) -> list[dict[str, Any]]
         for chosen in map(Chosen.parse, names or job.metrics):
             metric, best = chosen.of(job), chosen.best(job)
             if metric is not None and best is not None:
-                name = metric[0]
-                row |= {name: metric[1].last, f"{name}.best": best[0], f"{name}.best_step": best[1]}
+                name = chosen.name
+                row |= {name: metric.last, f"{name}.best": best[0], f"{name}.best_step": best[1]}
         row["directory"] = str(job.directory)
         found.append(row)
     return found

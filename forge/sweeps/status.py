@@ -6,8 +6,9 @@ The launchers draw the same table while they run; `forge status` prints it once,
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from forge.jobdir.job_state import State
@@ -18,6 +19,8 @@ from forge.sweeps.sweep import Sweep
 
 MOST = 50
 """Jobs in a table that does not name them; of more jobs, only those that need attention."""
+_VALIDATION = ("val", "eval", "test", "dev")
+"""Parts of the names of metrics of an evaluation, which say more than those of a step."""
 _HIGHER = (
     *("acc", "auc", "f1", "precision", "recall", "bleu", "rouge", "reward", "return", "score"),
     *("iou", "psnr", "ssim", "map"),
@@ -46,7 +49,7 @@ class Chosen:
     """The metric that the table shows."""
 
     name: str = ""
-    """Empty: of each job, the one that was logged last."""
+    """Empty: `of_sweep` chooses."""
     is_higher_better: bool | None = None
     """None: by its name."""
 
@@ -58,24 +61,33 @@ class Chosen:
             return cls(name, kind == "max")
         return cls(text)
 
-    def of(self, job: Job) -> tuple[str, Metric] | None:
-        """Name and values of the metric of a job; None if it has not logged it."""
-        name = self.name or next(reversed(job.metrics), "")
-        metric = job.metrics.get(name)
-        return None if metric is None else (name, metric)
+    def of_sweep(self, jobs: Sequence[Job]) -> Chosen:
+        """With a name: the metric that most jobs have; of several, that of an evaluation."""
+        if self.name:
+            return self
+        counts = Counter(name for job in jobs for name in job.metrics)
+        last = Counter(next(reversed(job.metrics)) for job in jobs if job.metrics)
 
-    def is_higher(self, name: str) -> bool:
-        """Whether more of a metric is better."""
+        def rank(name: str) -> tuple[bool, int, int]:
+            return any(part in name.lower() for part in _VALIDATION), counts[name], last[name]
+
+        return replace(self, name=max(counts, key=rank, default=""))
+
+    def of(self, job: Job) -> Metric | None:
+        """The values of a job; None if it has not logged the metric."""
+        return job.metrics.get(self.name)
+
+    @property
+    def is_higher(self) -> bool:
+        """Whether more of the metric is better."""
         if self.is_higher_better is not None:
             return self.is_higher_better
-        return any(part in name.lower() for part in _HIGHER)
+        return any(part in self.name.lower() for part in _HIGHER)
 
     def best(self, job: Job) -> tuple[float, int] | None:
         """The best value of a job and its step; None without one."""
-        found = self.of(job)
-        if found is None:
-            return None
-        return found[1].best(is_higher_better=self.is_higher(found[0]))
+        metric = self.of(job)
+        return None if metric is None else metric.best(is_higher_better=self.is_higher)
 
 
 class Row(NamedTuple):
@@ -121,6 +133,7 @@ def table(
         now: Unix time; None: now.
     """
     now = time.time() if now is None else now
+    metric = metric.of_sweep(jobs)
     shown = list(jobs)
     left_out = ""
     if not is_chosen and len(shown) > MOST:
@@ -156,9 +169,7 @@ def cells(job: Job, metric: Chosen) -> dict[str, str]:
     found, best = metric.of(job), metric.best(job)
     values = {}
     if found is not None and best is not None:
-        name = found[0] if metric.name else "metric"
-        prefix = "" if metric.name else f"{escape(found[0])} "
-        values = {name: f"{prefix}{words.number(found[1].last)}", "best": words.number(best[0])}
+        values = {escape(metric.name): words.number(found.last), "best": words.number(best[0])}
     return {
         "job": str(job.number),
         "state": job.state.value,

@@ -293,6 +293,8 @@ class Attempt:
         due_s = min(self._stop_s, policy.signal.warning_s)
         handler.pass_over = lambda number: number == announcement and limit.is_too_soon(due_s)
         within_s = float(os.environ.get(SAVE_WITHIN) or math.inf)
+        if self._interval.is_auto and self.resumed_from is None:
+            within_s = min(within_s, interval.LEAST_S)  # early: it shows whether saves work at all
         directory.saver.expect(self._live_bytes, self._interval.every_s, within_s)
         self._stops = stops = StopWatcher(handler, limit, directory.saver, self._nan)
         watchers = Watchers([*group.watchers, stops, *self._watchers()])

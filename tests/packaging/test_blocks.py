@@ -52,6 +52,7 @@ ELSEWHERE = {
     },
     ("docs/how-to/several-ranks.md", "python", 0): "test_typed_ranks.py::test_it_stops_and_goes_on",
     ("docs/how-to/several-ranks.md", "text", 0): "test_typed_ranks.py::test_it_stops_and_goes_on",
+    ("docs/how-to/watch-a-sweep.md", "python", 0): "test_page_of_sweeps.py::test_the_lines_of",
     ("docs/how-to/any-command.md", "yaml", 0): "test_exec.py::test_the_config_of_the_page",
     ("docs/how-to/any-command.md", "yaml", 1): "test_exec.py::test_the_config_of_the_page",
     ("docs/how-to/health.md", "text", 1): "test_verdicts_of_checks.py::test_the_page_shows",
@@ -92,9 +93,13 @@ def test_a_line_that_nothing_prints_is_found():
     assert "commences" in shown.unknown_in("forge: Training commences at step 0")
 
 
+OF_A_SWEEP = "docs/how-to/watch-a-sweep.md"
+"""Its commands act on a sweep: test_page_of_sweeps.py has one."""
+
+
 def commands():
-    """The lines of all shell blocks, without their comments, each once."""
-    pages = {page for page, language, _ in BLOCKS if language == "sh"}
+    """The lines of all shell blocks but those of a sweep, without their comments, each once."""
+    pages = {page for page, language, _ in BLOCKS if language == "sh"} - {OF_A_SWEEP}
     lines = [line for p in pages for b in readme.blocks("sh", ROOT / p) for line in b.splitlines()]
     return sorted({line.partition("#")[0].strip() for line in lines})
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from harness import made_once, until
+from harness import Process, made_once, until
 from looked_at import CONF, TRAINING
 from sweeps import App, SweptJob, assert_same_job
 
@@ -170,3 +170,19 @@ def test_options_that_the_launcher_does_not_have_are_refused(app, swept, tmp_pat
     (copy / ".forge" / "launch.json").unlink()
     text = forge_command(app, "resume", str(copy), "1", code=78)
     assert "resume.sh" in text
+
+
+def test_a_run_without_a_launcher_gets_the_signal_itself(app):
+    """`python train.py`: no wrapper looks for requests."""
+    app.hold("single", 12)
+    command = [sys.executable, "train.py", "hydra.run.dir=single"]
+    run = Process(command, app.folder / "single.txt", app.folder)
+    SweptJob(app.folder / "single").wait_for_step(12)
+    (job,) = forge.sweep(app.folder / "single").jobs
+    assert not job.has_wrapper
+    text = forge_command(app, "cancel", str(app.folder / "single"))
+    assert f"job 0: SIGTERM to process {job.pid}" in text
+    assert run.wait(60) == 143
+    (job,) = forge.sweep(app.folder / "single").jobs
+    assert job.state is State.stopped
+    assert job.checkpoint.step == job.step == 13

@@ -147,6 +147,8 @@ def test_verify_checks_every_checkpoint_and_names_the_damaged_one(run, swept, tm
     text = run(verify, copy / "1", code=74)
     assert "DAMAGED" in text
     assert "1 damaged" in text
+    content = json.loads(run(verify, copy / "1", "--json", code=74))
+    assert [one["is_intact"] for one in content["checkpoints"]] == [False]
 
 
 def test_the_report_is_one_file_without_a_network(run, swept, tmp_path):

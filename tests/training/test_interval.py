@@ -132,3 +132,14 @@ def test_a_number_in_the_policy_is_taken_as_it_is(tmp_path):
     (began,) = [one for one in attempt.events if one["kind"] == "start"]
     assert began["interval"]["every_s"] == 7
     assert not began["interval"]["is_auto"]
+
+
+def test_a_new_job_saves_early_and_then_at_the_interval(tmp_path, monkeypatch):
+    """So a disk that cannot be written to is known soon, and an early kill costs little."""
+    monkeypatch.setattr(interval, "LEAST_S", 0.0)
+    with forge.Run({"checkpoint": {"dir": str(tmp_path)}}) as run:
+        for _ in run.steps(5):
+            pass
+    (attempt,) = ledger.read(tmp_path).attempts
+    saves = [one for one in attempt.events if one["kind"] == "save"]
+    assert [(one["step"], one["reason"]) for one in saves] == [(1, "periodic"), (5, "end")]

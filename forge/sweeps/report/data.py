@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from forge.jobdir.jsonl import Event
@@ -66,7 +67,7 @@ def collect(sweep: Sweep, metric: str = "", now: float | None = None) -> Report:
     now = time.time() if now is None else now
     chosen = Chosen.parse(metric)
     names = _metrics(sweep.jobs, chosen)
-    chosen = Chosen(chosen.name or (names[0] if names else ""), chosen.is_higher_better)
+    chosen = replace(chosen, name=chosen.name or (names[0] if names else ""))
     share = _POINTS // max(len(sweep.jobs) * len(names), 1)
     most = min(max(share, _FEWEST), _MOST)
     found, problems = [], []
@@ -86,13 +87,11 @@ def collect(sweep: Sweep, metric: str = "", now: float | None = None) -> Report:
     return Report(sweep, found, names, chosen, now, problems)
 
 
-def _metrics(jobs: Iterable[Job], chosen: Chosen) -> list[str]:
+def _metrics(jobs: Sequence[Job], chosen: Chosen) -> list[str]:
     """The metrics to draw, those that most jobs have first."""
-    counts: dict[str, int] = {}
-    for job in jobs:
-        for name in job.metrics:
-            counts[name] = counts.get(name, 0) + 1
-    names = sorted(counts, key=lambda name: (name != chosen.name, -counts[name], name))
+    counts = Counter(name for job in jobs for name in job.metrics)
+    first = chosen.of_sweep(jobs).name
+    names = sorted(counts, key=lambda name: (name != first, -counts[name], name))
     return names[:MAX_METRICS]
 
 

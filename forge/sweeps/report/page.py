@@ -10,6 +10,7 @@ from plotly.offline import get_plotlyjs
 
 from forge._version import __version__
 from forge.sweeps import status, times, words
+from forge.sweeps.job import Job
 from forge.sweeps.report.data import Report
 from forge.sweeps.report.figures import FIGURES
 from forge.sweeps.times import Part
@@ -26,17 +27,20 @@ nav a { margin-right: 1rem } .facts { display: flex; flex-wrap: wrap; gap: .6rem
 table { border-collapse: collapse; font-size: .87rem; width: 100% }
 th, td { text-align: left; padding: .25rem .7rem .25rem 0; border-bottom: 1px solid #eaeef2;
   vertical-align: top } td.n, th.n { text-align: right; font-variant-numeric: tabular-nums }
-.failed, .lost { color: #b42318 } .finished { color: #1a7f37 }
-.stopped, .terminated { color: #9a6700 }
+.failed td:nth-child(3), .lost td:nth-child(3) { color: #b42318 }
+.finished td:nth-child(3) { color: #1a7f37 }
+.stopped td:nth-child(3), .terminated td:nth-child(3) { color: #9a6700 }
 @media (max-width: 640px) { body { padding: .8rem } }
 """
 _LAYOUT = {
     "template": "plotly_white",
     "margin": {"l": 60, "r": 20, "t": 50, "b": 45},
-    "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom"},
     "font": {"size": 12},
     "hoverlabel": {"align": "left"},
+    "showlegend": True,
 }
+_LEGEND_ON_TOP = {"legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom"}}
+"""Where no menu is."""
 
 
 def lines(report: Report) -> Iterator[str]:
@@ -48,11 +52,7 @@ def lines(report: Report) -> Iterator[str]:
     yield f"<h1>{html.escape(str(report.sweep.path))}</h1>"
     made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(report.made))
     common = html.escape(" ".join(report.sweep.common))
-    yield (
-        f"<p>forge {__version__}, {made}{': ' if common else ''}<code>{common}</code></p>"
-        if (common)
-        else f"<p>forge {__version__}, {made}</p>"
-    )
+    yield f"<p>forge {__version__}, {made}{f': <code>{common}</code>' if common else ''}</p>"
     yield from _facts(report)
     drawn = [(one, one.draw(report)) for one in FIGURES]
     links = [f'<a href="#{one.anchor}">{one.title}</a>' for one, figure in drawn if figure]
@@ -60,7 +60,7 @@ def lines(report: Report) -> Iterator[str]:
     for one, figure in drawn:
         if figure is None:
             continue
-        figure.update_layout(_LAYOUT)
+        figure.update_layout(_LAYOUT | ({} if figure.layout.updatemenus else _LEGEND_ON_TOP))
         yield f'<h2 id="{one.anchor}">{one.title}</h2><p>{one.text}</p>'
         yield figure.to_html(
             full_html=False,
@@ -112,8 +112,8 @@ def _table(report: Report) -> Iterator[str]:
             html.escape(job.label),
             job.state.value,
             "" if job.step is None else f"{job.step}{f'/{job.steps}' if job.steps else ''}",
-            html.escape(f"{job.attempts}{f': {words.reasons(job.ends)}' if job.ends else ''}"),
-            "" if found is None else words.number(found[1].last),
+            html.escape(_attempts(job)),
+            "" if found is None else words.number(found.last),
             "" if best is None else words.number(best[0]),
             html.escape(status.problem_of(job)),
         ]
@@ -122,6 +122,11 @@ def _table(report: Report) -> Iterator[str]:
         )
         yield f'</tr><tr class="{job.state.value}">{row}'
     yield "</tr></table></div>"
+
+
+def _attempts(job: Job) -> str:
+    """How many there were, and why they ended, unless a single one says no more than the state."""
+    return f"{job.attempts}: {words.reasons(job.ends)}" if job.attempts > 1 else str(job.attempts)
 
 
 def _problems(report: Report) -> Iterator[str]:
