@@ -18,14 +18,20 @@ def event_writer(directory: Path) -> Any:
 
 
 def event(record: bytes) -> Any:
-    """An event: `step`, and `HasField("summary")` if it has values of that step."""
+    """An event: `step`, and `HasField("summary")` if it has values of that step.
+
+    If it goes: leave the files as they are; `SummaryWriter(purge_step=…)` hides repeated steps.
+    """
     from tensorboard.compat.proto.event_pb2 import Event
 
     return Event.FromString(record)
 
 
 def scalars_event(step: int, time: float, values: Mapping[str, float]) -> Any:
-    """An event with all values of a step, which is in the file completely or not at all."""
+    """An event with all values of a step, which is in the file completely or not at all.
+
+    If it goes: as `event_writer`.
+    """
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
 
@@ -34,7 +40,10 @@ def scalars_event(step: int, time: float, values: Mapping[str, float]) -> Any:
 
 
 def restart_event(step: int, time: float) -> Any:
-    """An event that makes a TensorBoard that is running forget this step and later ones."""
+    """An event that makes a TensorBoard that is running forget this step and later ones.
+
+    If it goes: `purge_step=` of `torch.utils.tensorboard.SummaryWriter` writes one.
+    """
     from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
     return Event(step=step, wall_time=time, session_log=SessionLog(status=SessionLog.START))

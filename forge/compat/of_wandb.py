@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-_START = b":W&B\x1e\xbe\x00"
+_START = b":W&B\xe1\xbe\x00"
 """The first bytes of the file; the last one is its version."""
 _BLOCK = 1 << 15
 _HEAD = struct.Struct("<IHB")
@@ -23,17 +23,20 @@ def last_step(file: Path) -> int:
     Raises:
         ValueError: If the file has another format.
     """
-    from wandb.proto.wandb_internal_pb2 import Record
-
     content = file.read_bytes()
     if not _START.startswith(content[: len(_START)]):  # a kill can tear that, too
         raise ValueError(f"{file}: expected a file of Weights & Biases, found another format")
+    from wandb.proto.wandb_internal_pb2 import Record
+
     found = [Record.FromString(one) for one in records(content)]
     return max((one.history.step.num for one in found if one.HasField("history")), default=-1)
 
 
 def records(content: bytes) -> Iterator[bytes]:
-    """The complete records; the last block can be missing after a kill."""
+    """The complete records; the last block can be missing after a kill.
+
+    If it goes: see `last_step`.
+    """
     at, record = len(_START), b""
     while at + _HEAD.size <= len(content):
         left = _BLOCK - at % _BLOCK

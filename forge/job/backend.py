@@ -5,9 +5,9 @@
     forge/slurm/batch_job.py        a batch script of the user's own: no process above the training
     forge/submitit/backends.py      plain submitit: the same
 
-A `Backend` knows why the job is ended from outside, and starts it again. The first two start tasks as well, below
-the wrapper of forge's launchers (`TaskBackend`). In the others the training itself requeues the job
-as its last act (`last_act.py`).
+A `Backend` knows why the job is ended from outside, and starts it again. The first two start tasks
+as well, below the wrapper of forge's launchers (`TaskBackend`). In the others the training itself
+requeues the job as its last act (`last_act.py`).
 """
 
 from __future__ import annotations

@@ -39,7 +39,10 @@ class CSV(Logger):
         make_directory(self.path.parent)
 
     def on_resume(self, step: float) -> int:
-        """Remove the lines of that step and later ones, and a line that a crash tore."""
+        """See `Logger.on_resume`.
+
+        Removes the lines of that step and later ones, and a line that a crash tore.
+        """
         text = read_if_there(self.path)
         header, *lines = text.splitlines(keepends=True) or [""]
         self._columns = next(csv.reader([header]), [])

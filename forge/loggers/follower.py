@@ -11,14 +11,11 @@ import contextlib
 import math
 import signal
 import threading
-from typing import TYPE_CHECKING
+from typing import Any
 
 from forge import messages
 from forge.config.schema import SIGNALS
 from forge.jobdir.metric_rows import MetricSource, RowReader
-
-if TYPE_CHECKING:
-    from forge.loggers.logger import Logger
 
 _POLL_S = 1.0
 _FIRST_RETRY_S, _LONGEST_RETRY_S = 1.0, 60.0
@@ -27,7 +24,8 @@ _FIRST_RETRY_S, _LONGEST_RETRY_S = 1.0, 60.0
 class Follower:
     """Sends the rows of a Run to a logger, until `finish`."""
 
-    def __init__(self, logger: Logger, source: MetricSource) -> None:
+    def __init__(self, logger: Any, source: MetricSource) -> None:
+        """`logger` is a `Logger`, which imports this module."""
         self._logger = logger
         self._source = source
         self._closing = threading.Event()
@@ -91,7 +89,9 @@ class Follower:
             is_last = self._closing.is_set()
             complete = self._source.num_complete()  # before reading: these rows are in the file
             for step in reader.poll():
-                is_start, first = first is None, self._logger.on_resume(step)
+                is_start = first is None
+                # The last step done can still get values, of evaluations that a stop put off.
+                first = self._logger.on_resume(max(step - 1, 0) if is_start else step)
                 if is_start:
                     reader.read_earlier(first)
                 complete = min(complete, step)  # it can be the number before a rollback

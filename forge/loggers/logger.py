@@ -29,7 +29,11 @@ class Logger(ABC):
     only when it no longer can."""
 
     def open(self, source: MetricSource) -> None:  # noqa: B027 - most loggers need a directory
-        """Learn which Run the metrics come from; called once, before anything else."""
+        """Learn which Run the metrics come from; called once, before anything else.
+
+        Args:
+            source: The Run; `source.job` is the job's directory.
+        """
 
     @abstractmethod
     def on_resume(self, step: float) -> int:
@@ -46,7 +50,11 @@ class Logger(ABC):
 
     @abstractmethod
     def write(self, rows: Sequence[MetricRow]) -> None:
-        """Record the next rows, in the order of their steps; each step comes once."""
+        """Record the next rows, in the order of their steps; each step comes once.
+
+        Args:
+            rows: The rows, each with `step`, `time` and `values`.
+        """
 
     def close(self, *, is_finished: bool) -> None:  # noqa: B027 - some have nothing to close
         """Write out everything, and release everything: the Run has ended.
@@ -56,7 +64,13 @@ class Logger(ABC):
         """
 
     def follow(self, source: MetricSource) -> Follower:
-        """Follow a Run in a thread of its own; called by `run.log_to`."""
+        """Follow a Run in a thread of its own; called by `run.log_to`.
+
+        Args:
+            source: The Run.
+        Returns:
+            The thread; `finish` lets it send what is left, and end.
+        """
         self.open(source)
         follower = Follower(self, source)
         follower.start()

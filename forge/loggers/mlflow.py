@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from forge.jobdir.metric_rows import MetricRow, MetricSource
@@ -45,7 +45,7 @@ class MLflow(Logger):
         from mlflow import entities, tracking
 
         self._metric = entities.Metric
-        self._connect = lambda: tracking.MlflowClient(tracking_uri)
+        self._connect: Callable[[], Any] = lambda: tracking.MlflowClient(tracking_uri)
         self._experiment = experiment
         self._run_id = run_id
         self._run_name = run_name
@@ -59,7 +59,12 @@ class MLflow(Logger):
         self._tags = {_TAG: job_id(source), **self._tags}
 
     def on_resume(self, step: float) -> int:
-        """Open the run; returns the first step that one of its metrics does not have."""
+        """See `Logger.on_resume`.
+
+        Opens the run; returns the first step that one of its metrics can lack.
+
+        A kill can cut a call short: then the last step has values of some metrics only.
+        """
         if self._client is None:
             client = self._connect()
             self._run_id = self._run_id or self._find(client) or self._create(client)
@@ -68,7 +73,7 @@ class MLflow(Logger):
                 history = client.get_metric_history(self._run_id, name)
                 self._next[name] = max(one.step for one in history) + 1
             self._client = client
-        return min(self._next.values(), default=0)
+        return min([*self._next.values(), max(self._next.values(), default=1) - 1])
 
     def _find(self, client: Any) -> str | None:
         """The run of an earlier start, by its tag: a kill can come right after its creation."""

@@ -40,9 +40,9 @@ class TensorBoard(Logger):
         self.directory = path_of(self.directory, source)
 
     def on_resume(self, step: float) -> int:
-        """Remove the events of that step and later ones from the event files of the directory.
+        """See `Logger.on_resume`.
 
-        Images, histograms and texts are removed, too. Call it before a writer is opened.
+        Removes images, histograms and texts, too. Call it before a writer is opened.
         """
         self.close(is_finished=False)
         steps = [_cut(path, step) for path in sorted(self.directory.glob("*tfevents*"))]

@@ -43,7 +43,7 @@ class WandB(Logger):
         self._options = {"id": job_id(source), "dir": str(source.job), **self._options}
 
     def on_resume(self, step: float) -> int:
-        """Open the run; returns the first step that it does not have."""
+        """See `Logger.on_resume`; opens the run."""
         if self._run is None:
             before = Path(self._options["dir"], "wandb")
             files = list(before.glob(f"offline-run-*/run-{self._options['id']}.wandb"))

@@ -1,4 +1,4 @@
-"""What follows the metrics of a Run, each in a thread of its own: the loggers of `run.log_to`."""
+"""The threads that send the metrics of a Run to the loggers of `run.log_to`."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class Metrics(Watcher):
         self._flushed = time.monotonic()
         self._step = -1
         self.num_complete = 0
-        """Steps whose values are all in the ledger. Another thread reads it: 0 is always right."""
+        """Steps whose values are all in the ledger; a logger's thread reads it."""
         self._latest: dict[str, tuple[int, float]] = {}
         self._extremes: dict[str, list[float]] = {}
         """Name -> the lowest value and its step, the highest value and its step."""
@@ -32,8 +32,6 @@ class Metrics(Watcher):
     def on_step(self, step: int) -> None:
         """Values logged from now on belong to this step."""
         self._step = step
-        if not self._pending:
-            self.num_complete = step
 
     def log(self, values: dict[str, Any]) -> None:
         """Record values of the current step, as `checked_values` returns them."""
@@ -52,6 +50,8 @@ class Metrics(Watcher):
             len(self._pending) >= _MAX_PENDING or time.monotonic() - self._flushed >= _MAX_AGE_S
         ):
             self.flush()
+        if not self._pending:
+            self.num_complete = step - 1  # the evaluations of this boundary are still to come
 
     def flush(self) -> None:
         """Write the pending values."""

@@ -48,6 +48,15 @@ def test_a_rollback_takes_back_the_values_of_its_steps(make_job, tmp_path):
     assert_each_once(job, LOGGERS)
 
 
+@pytest.mark.parametrize("place", ["34", "evaluation_35"])
+def test_a_stop_before_an_evaluation_loses_none_of_its_values(make_job, tmp_path, place):
+    """The resumed job does the evaluation, and its values belong to a step of the job before."""
+    job = make_job(tmp_path, "logged.py", loggers=LOGGERS)
+    attempts(job, f"{place} SIGTERM")
+    assert (34, "held_out") in in_ledger(job)
+    assert_each_once(job, LOGGERS)
+
+
 @pytest.mark.parametrize("damage", ["torn", "emptied", "removed"])
 def test_what_a_crash_took_from_a_file_is_written_again(make_job, tmp_path, damage):
     """A power cut takes what the system had not written yet; the ledger has it."""

@@ -2,8 +2,9 @@
 
     python logged.py <dir> '{"loggers": ["CSV"], "bad_steps": [], "policy": {…}}'
 
-With HIT="37 SIGKILL" it sends itself the signal in that step, once each logger has got something of
-this attempt (offline, Weights & Biases shows nothing before its end).
+With HIT="37 SIGKILL" it sends itself the signal in that step, with "evaluation_35 SIGTERM" in the
+evaluation before step 35, once each logger has got something of this attempt (Weights & Biases,
+which shows little before its end, only has to have begun).
 """
 
 import os
@@ -42,36 +43,48 @@ def main(directory, spec):
     }
     model = torch.nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    hit, name = os.environ.get("HIT", "-1 SIGKILL").split()
+    place, name = os.environ.get("HIT", "nowhere SIGKILL").split()
+    num_offline = len(offline(job))
+
+    def reach(reached, begin):
+        if reached == place:
+            for kind in spec["loggers"]:
+                while not has_got(kind, job, begin, num_offline):
+                    select.select([], [], [], 0.01)
+            os.kill(os.getpid(), getattr(signal, name))
+            signal.pause() if name == "SIGKILL" else None
+
     with forge.Run(policy | spec.get("policy", {}), model=model, optimizer=optimizer) as run:
         run.log_to(*(logger_of(kind, job) for kind in spec["loggers"]))
+        begin = int((run.resumed_from or "step_0").removeprefix("step_"))
 
         @run.every(7)
         def held_out(step):
+            reach(f"evaluation_{step}", begin)
+            run.check_stop()
             run.log(held_out=model.weight.detach().sum())
 
         for step in run.steps(STEPS):
             loss = model(torch.randn(4, 3)).square().mean()
             bad = directory / f"bad_{step}"
             if step in spec.get("bad_steps", []) and not bad.exists():
-                wait_for_loggers(spec["loggers"], job, run.resumed_from)
                 bad.touch()
                 loss = loss * float("nan")
             loss.backward()
             run.update(loss, optimizer)
             run.log(loss=loss)
-            if step == int(hit):
-                wait_for_loggers(spec["loggers"], job, run.resumed_from)
-                os.kill(os.getpid(), getattr(signal, name))
-                signal.pause() if name == "SIGKILL" else None
+            reach(str(step), begin)
 
 
-def wait_for_loggers(kinds, job, resumed_from):
-    """Until each has got a value of this attempt."""
-    begin = int((resumed_from or "step_0").removeprefix("step_"))
-    for kind in set(kinds) - {"WandB"}:
-        while not any(step >= begin for (step, _), _ in READERS[kind](job)):
-            select.select([], [], [], 0.01)
+def offline(job):
+    return list(job.glob("wandb/offline-run-*"))
+
+
+def has_got(kind, job, begin, num_offline):
+    """Whether it has a value of this attempt."""
+    if kind == "WandB":
+        return len(offline(job)) > num_offline
+    return any(step >= begin for (step, _), _ in READERS[kind](job))
 
 
 if __name__ == "__main__":
