@@ -20,6 +20,7 @@ ForgeError                   base class of the errors below
 │   │   └── NotRequeueable               the controller refuses to requeue this job
 │   ├── NoAnswer                     the controller did not answer in time
 │   └── NoSuchJob                    the controller does not know the job (any longer)
+├── NoSweep                      there is no sweep, run or job as named
 ├── JobError                     a job of a sweep did not finish
 └── RehearsalFailed              a script failed its rehearsal
 
@@ -287,6 +288,10 @@ class NoAnswer(SlurmError):
 
 class NoSuchJob(SlurmError):
     """The controller does not know the job (any longer)."""
+
+
+class NoSweep(ForgeError):
+    """There is no sweep and no run at a path, or no such job in it."""
 
 
 class JobError(ForgeError):

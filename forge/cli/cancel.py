@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from forge import messages
 from forge.cli import sweep_command
 from forge.cli.sweep_command import output
-from forge.errors import SlurmRefused
+from forge.errors import NoSweep, SlurmRefused
 from forge.jobdir.cancel_request import CancelRequest
 from forge.jobdir.job_state import State
 from forge.process import processes
 from forge.slurm import client
 from forge.sweeps import sweep, words
 from forge.sweeps.job import Job
-from forge.sweeps.sweep import NoSweep, Sweep
+from forge.sweeps.sweep import Sweep
 
 _WHAT = """\
 End jobs of a sweep. A running job saves at its next step and exits; a cancelled job starts again

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from typing import NoReturn
 from unittest import mock
@@ -35,13 +36,6 @@ _forge() {{
 complete -o default -F _forge forge
 """
 _ZSH = "autoload -U +X bashcompinit && bashcompinit\n"
-
-
-class _Parser(Exception):
-    """The parser of a command, when it is about to parse."""
-
-    def __init__(self, parser: argparse.ArgumentParser) -> None:
-        self.parser = parser
 
 
 def main(arguments: list[str]) -> int:
@@ -84,12 +78,13 @@ def options_of(name: str) -> list[str]:
     if name in ("exec", "completion"):
         return ["--help"]
 
-    def stop(parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        raise _Parser(parser)
+    found: list[argparse.ArgumentParser] = []
 
-    with mock.patch.object(argparse.ArgumentParser, "parse_args", stop):
-        try:
-            COMMANDS[name].main([])
-        except _Parser as found:
-            return of_stdlib.options(found.parser)
-    return []
+    def stop(parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        found.append(parser)
+        raise SystemExit
+
+    stopped = mock.patch.object(argparse.ArgumentParser, "parse_args", stop)
+    with stopped, contextlib.suppress(SystemExit):
+        COMMANDS[name].main([])
+    return [option for parser in found for option in of_stdlib.options(parser)]

@@ -9,10 +9,11 @@ import time
 from pathlib import Path
 
 from forge.cli import sweep_command
+from forge.errors import NoSweep
 from forge.filesystem.files import open_file
 from forge.sweeps import attempts, output, sweep
 from forge.sweeps.job import Job
-from forge.sweeps.sweep import NoSweep, Sweep
+from forge.sweeps.sweep import Sweep
 
 _WHAT = """\
 Print the output of a job, over all of its attempts or of one. For a job that waits, that is the

@@ -10,7 +10,7 @@ from typing import Any
 from forge import messages
 from forge.cli import sweep_command
 from forge.cli.sweep_command import output
-from forge.errors import ForgeError
+from forge.errors import ForgeError, NoSweep
 from forge.jobdir.job_state import State
 from forge.launch import record
 from forge.launch.again import choose
@@ -19,7 +19,7 @@ from forge.launch.record import LaunchRecord
 from forge.messages import escape
 from forge.sweeps import words
 from forge.sweeps.job import Job
-from forge.sweeps.sweep import NoSweep, Sweep
+from forge.sweeps.sweep import Sweep
 
 _WHAT = """\
 Start the jobs of a sweep again that have not finished, from their last checkpoints, in the same

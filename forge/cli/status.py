@@ -10,13 +10,15 @@ from statistics import fmean
 
 from forge.cli import sweep_command
 from forge.cli.sweep_command import output, width
+from forge.errors import NoSweep
 from forge.jobdir.job_state import State
 from forge.messages import escape
 from forge.sweeps import as_json, render, status, words
+from forge.sweeps.chosen_metric import Chosen
 from forge.sweeps.job import Job
 from forge.sweeps.render import Line
-from forge.sweeps.status import ORDER, Chosen
-from forge.sweeps.sweep import NoSweep, Sweep
+from forge.sweeps.status import ORDER
+from forge.sweeps.sweep import Sweep
 
 _WHAT = """\
 Print the jobs of a sweep: state, progress, rate, time left, metrics, restarts, the newest

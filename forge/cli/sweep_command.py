@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from forge import messages
+from forge.errors import NoSweep
 from forge.sweeps import find, queue, sweep
 from forge.sweeps.job import Job
 from forge.sweeps.render import Line
-from forge.sweeps.sweep import NoSweep, Sweep
+from forge.sweeps.sweep import Sweep
 
 WHERE = "directory of a sweep or a run, or a Slurm job id (default: the newest one here)"
 JOBS = (

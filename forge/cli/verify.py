@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from forge.cli import sweep_command
-from forge.errors import CheckpointError, ExitCode
+from forge.errors import CheckpointError, ExitCode, NoSweep
 from forge.filesystem.steps import step_dirs, step_of
 from forge.messages import escape
 from forge.sweeps import as_json, find, ledger_tail, sweep
 from forge.sweeps.render import Line
-from forge.sweeps.sweep import NoSweep
 
 _WHAT = """\
 Check the checksums of all checkpoints of a sweep, of a run, or in a directory. Exit code: 0 if all

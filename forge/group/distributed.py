@@ -17,7 +17,6 @@ import torch.distributed as dist
 from forge import messages
 from forge.compat import of_torch
 from forge.errors import ConfigError, Exit, RankLost
-from forge.group.watcher import Watcher
 from forge.process import world
 
 _pending_s: list[float] = []
@@ -103,14 +102,7 @@ def _device(found: world.RankInfo) -> torch.device:
     return device
 
 
-class FirstStepWatcher(Watcher):
-    """Sets the timeout of collectives to the `timeout_s` of `init`, once a first step is done."""
-
-    def __init__(self) -> None:
-        self._has_begun = False
-
-    def on_boundary(self, step: int) -> None:
-        """The second boundary ends the first step of this attempt."""
-        while self._has_begun and _pending_s:
-            of_torch.set_timeout(_pending_s.pop())
-        self._has_begun = True
+def first_step_is_done() -> None:
+    """Set the timeout of collectives to the `timeout_s` of `init`."""
+    while _pending_s:
+        of_torch.set_timeout(_pending_s.pop())

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Protocol
 
 from forge.group.facts import Consensus, Request, StopRequest
-from forge.group.watcher import Watcher
 
 START_S = 300.0
 """Timeout in seconds for all ranks of a job to arrive at its start."""
@@ -30,10 +29,6 @@ class Coordinator(Protocol):
     @property
     def size(self) -> int:
         """The number of ranks."""
-
-    @property
-    def watchers(self) -> list[Watcher]:
-        """What watches the loops because there are several ranks."""
 
     def propose(self, fact: Request) -> None:
         """Send a request to all ranks. From any thread or signal handler; never blocks."""
@@ -102,7 +97,6 @@ class SingleProcess:
     size = 1
 
     def __init__(self) -> None:
-        self.watchers: list[Watcher] = []
         self._proposed: queue.SimpleQueue[Request] = queue.SimpleQueue()
         self._agreed = Consensus()
 

@@ -1,4 +1,4 @@
-"""What watches the loops of a Run, and can request something of all ranks at a step boundary."""
+"""Watchers of the loops of a Run, which can request a stop or a save at a step boundary."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class Watcher:
         """A step boundary is reached, before anything is decided there."""
 
     def request(self, step: int) -> Request | None:
-        """What this rank requests at this boundary; called before each decision.
+        """A request of this rank at this boundary; called before each decision.
 
         Raises:
             ForgeError: If the job cannot continue.
         """
 
     def before_step(self, step: int) -> Request | None:
-        """What this rank requests in place of another step."""
+        """A request of this rank in place of another step."""
 
     def on_step(self, step: int) -> None:
         """The boundary is left: a step begins, with the reading of its batch."""

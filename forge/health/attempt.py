@@ -23,7 +23,6 @@ from forge.config.schema import CheckAction, HealthConfig
 from forge.errors import ConfigError
 from forge.group.group import Coordinator, SingleProcess
 from forge.group.watcher import Watcher
-from forge.health import command
 from forge.health.check import Answer, Check, Context, Scope, make
 from forge.health.table import CHECKS
 from forge.health.verdicts import Refusal, Verdicts
@@ -157,7 +156,10 @@ def asked_for(
 ) -> list[tuple[Check, CheckAction]]:
     """The checks of these scopes (default: all) that this rank runs, with their actions."""
     checks = [(check, config.checks[check.name]) for check in CHECKS]
-    checks += [(command.check(name, one), one.action) for name, one in config.commands.items()]
+    if config.commands:
+        from forge.health import command  # few sites have any
+
+        checks += [(command.check(name, one), one.action) for name, one in config.commands.items()]
     return [
         (check, action)
         for check, action in checks

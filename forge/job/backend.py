@@ -15,13 +15,13 @@ from __future__ import annotations
 import signal
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import replace
+from copy import deepcopy
 
 from forge.errors import Reason
 from forge.job.ending import Ending
 from forge.job.job import Job
 from forge.job.requeue import Decision
-from forge.job.stage import RankEnd, Stage
+from forge.job.stage import Ended, Stage
 from forge.jobdir.job_files import OUTPUT, suffix
 from forge.process import processes
 
@@ -52,7 +52,7 @@ class Backend:
     def decide(self, ending: Ending) -> Decision:
         """Whether the job starts again: the limits allow it, and the backend can do it."""
         job = self.job
-        before = replace(job.counts)
+        before = deepcopy(job.counts)
         is_cut_short = job.state.has_steps and self.is_cut_short()
         decision = job.decide(ending, is_cut_short=is_cut_short)
         refusal = self.refusal(ending) if decision.starts_again else ""
@@ -119,7 +119,7 @@ class TaskBackend(Backend, ABC):
             Seconds until the next call, at most.
         """
 
-    def first_end(self, stage: Stage, ends: Sequence[RankEnd]) -> Ending:
+    def first_end(self, stage: Stage, ends: Sequence[Ended]) -> Ending:
         """The end of the rank that failed first; names the rank in the job's output."""
         ending = stage.first_end(ends)
         if ending.rank:  # the output of rank 0 does not show the cause
@@ -131,6 +131,6 @@ class TaskBackend(Backend, ABC):
     def ending(self) -> Ending:
         """How and why the stage has ended, once all of its processes have."""
 
-    def leave(self, ending: Ending, decision: Decision) -> int | None:
+    def restart_elsewhere(self, ending: Ending, decision: Decision) -> int | None:
         """Start the job again elsewhere: the exit code of this process; None to start it here."""
         return None

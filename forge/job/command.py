@@ -80,7 +80,7 @@ class CommandSupervisor(Supervisor):
             return
         self._stops.append(name)
         if self.plan.supports_termination:
-            self._begin_deadline(self.timeout_s if timeout_s is None else timeout_s)
+            self.deadline.begin(self.timeout_s if timeout_s is None else timeout_s)
         else:
             processes.kill_descendants()
 

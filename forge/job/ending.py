@@ -47,6 +47,8 @@ class Ending:
     """Number of steps at the hang for which the wrapper ended the attempt."""
     rank: int = 0
     """The rank that ended the attempt: its output and its exception show the cause."""
+    node: str = ""
+    """The node of that rank, by Slurm's name; empty if it is not known, or on one machine."""
 
     @classmethod
     def of(

@@ -32,9 +32,9 @@ from forge.jobdir.job_state import State
 from forge.process.progress import Phase
 
 FOLDER = "hangs"
-_PATIENCE_S = {QueryPhase.report: 120.0, QueryPhase.stacks: 60.0}
+PATIENCE_S = {QueryPhase.report: 120.0, QueryPhase.stacks: 60.0}
 """Seconds for all ranks to report. A supervisor looks for a first query at least once a minute."""
-_TICK_S = 2.0
+TICK_S = 2.0
 """Seconds between two looks for reports if there is no query. It is also the most that the time
 between two looks counts: the wrapper can be stopped with its whole job, whose ranks then need time
 to report."""
@@ -85,7 +85,7 @@ class Hangs:
         self._has_complained = False
         """Whether an error of the hang detection was printed."""
 
-    def begin(self, attempt: int) -> None:
+    def begin_attempt(self, attempt: int) -> None:
         """Discard the query and the reports of earlier attempts.
 
         Args:
@@ -104,10 +104,10 @@ class Hangs:
         if self._action is HangAction.ignore or self._ended_for is not None:
             return
         passed_s = time.monotonic() - self._looked
-        if self._query is None and passed_s < _TICK_S:
+        if self._query is None and passed_s < TICK_S:
             return
         self._looked += passed_s
-        self._waited_s += min(passed_s, _TICK_S)
+        self._waited_s += min(passed_s, TICK_S)
         failed = [rank for rank, has_failed in gone.items() if has_failed]
         try:
             self._look(set(range(self._ranks)) - gone.keys(), failed)
@@ -139,7 +139,7 @@ class Hangs:
         self._reports |= {one.rank: one for one in new}
         reports = {rank: self._reports[rank] for rank in sorted(live & self._reports.keys())}
         if not excuse:
-            if len(new) < len(behind) and self._waited_s < _PATIENCE_S[query.phase]:
+            if len(new) < len(behind) and self._waited_s < PATIENCE_S[query.phase]:
                 return
             if not any(one.is_expired for one in reports.values()):
                 excuse = "no rank is past its limit any more"  # that rank has left its Run by now

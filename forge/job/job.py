@@ -168,7 +168,7 @@ class Job:
             section: The section of the last heartbeat of the rank that ended it; empty if unknown.
         """
         said = {"reason": ending.reason.name, "state": ending.ended_as, "text": ending.text}
-        where = {"rank": ending.rank, "section": section}
+        where = {"rank": ending.rank, "node": ending.node or self.state.host, "section": section}
         self.record("end", attempt=self.attempt, code=ending.code, **where, **said)
 
     def end_attempt(self) -> None:
@@ -223,5 +223,5 @@ class Job:
         ended = {"reason": ending.reason, "rank": ending.rank, "ends_next_start": is_requeued}
         self.write(ending.state, because, code=ending.code, **ended)
         if not self.state.has_steps:
-            attempts.keep(self.directory)
+            attempts.keep_output(self.directory)
         return ending.exit_code

@@ -19,7 +19,7 @@ from forge.job.backend import TaskBackend
 from forge.job.command import supervisor_of
 from forge.job.ending import Ending
 from forge.job.job import Job
-from forge.job.stage import RankEnd, Stage
+from forge.job.stage import Ended, Stage
 from forge.job.task import Task
 from forge.job.wrapper import Wrapper, job_of, patience_s
 from forge.jobdir import plan as plan_file
@@ -78,7 +78,7 @@ class LocalBackend(TaskBackend):
         """Whether every rank of the last attempt has finished."""
         reports = rank_report.read_all(self.job.directory, self._plan.tasks)
         return all(
-            report is not None and self._stage.end_of(report, rank).ending.is_finished
+            report is not None and self._stage.end_of(report, rank)[1].is_finished
             for rank, report in enumerate(reports)
         )
 
@@ -87,7 +87,7 @@ class LocalBackend(TaskBackend):
     def start(self, stage: Stage, output: int) -> None:
         """Fork the supervisor of each rank, which starts its task."""
         plan, environment = self._plan, stage.environment
-        environment |= time_limit.env_for_child(plan.time_limit_s, plan, environment)
+        environment = environment | time_limit.env_for_child(plan.time_limit_s, plan, environment)
         self._stage = stage
         self._ranks, self._statuses, self._ended = [], {}, {}
         limit_s = math.inf if plan.time_limit_s is None else plan.time_limit_s
@@ -176,7 +176,7 @@ class LocalBackend(TaskBackend):
         is_limit = ending.is_imposed or ending.code < 0 or ending.code in by_limit
         return ending.imposed(Reason.time_limit) if self._is_limit_near and is_limit else ending
 
-    def _end_of(self, rank: int, supervisor: int) -> RankEnd:
+    def _end_of(self, rank: int, supervisor: int) -> Ended:
         """The end of a rank; without a report, from its supervisor's wait status."""
         report = rank_report.read(self.job.directory, rank)
         if report is not None:
@@ -187,7 +187,7 @@ class LocalBackend(TaskBackend):
             return self._stage.end_of(report, rank)
         is_command = self._stage.task.exec is not None
         text = "its supervisor was killed"
-        return RankEnd(at, Ending.of(-signal.SIGKILL, text=text, is_command=is_command))
+        return at, Ending.of(-signal.SIGKILL, text=text, is_command=is_command)
 
     # -- signals -------------------------------------------------------------------------------
 

@@ -16,14 +16,8 @@ from forge.jobdir.plan import JobPlan
 from forge.jobdir.rank_report import RankReport
 from forge.jobdir.verdict import Verdict
 
-
-@dataclass(frozen=True)
-class RankEnd:
-    """The end of a rank's task."""
-
-    time: float
-    """Unix time; infinite if it is not known."""
-    ending: Ending
+Ended = tuple[float, Ending]
+"""The Unix time at which a rank's task ended, infinite if it is not known; and its end."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +33,9 @@ class Stage:
     last_run: int = 0
     """Number of the newest attempt of a Run in the ledger before the stage."""
 
-    def end_of(self, report: RankReport, rank: int) -> RankEnd:
+    def end_of(self, report: RankReport, rank: int) -> Ended:
         """The end of a rank, from its supervisor's report and its own verdict."""
-        return RankEnd(report.time, self._ending(report, rank))
+        return report.time, replace(self._ending(report, rank), rank=rank, node=report.node)
 
     def _ending(self, report: RankReport, rank: int) -> Ending:
         if self.task.exec is not None:
@@ -68,7 +62,7 @@ class Stage:
         has_trained = said is not None and said.exit_code == ExitCode.FINISHED
         return has_trained or (forge_dir(self.directory) / f"{RESULT}{suffix(rank)}").exists()
 
-    def first_end(self, ends: Sequence[RankEnd]) -> Ending:
+    def first_end(self, ends: Sequence[Ended]) -> Ending:
         """The end of the rank that failed first.
 
         A rank that exits because it lost another rank, or because another rank's node is sick, has
@@ -78,11 +72,10 @@ class Stage:
         sick = {rank for rank, one in faults.items() if one.node}
 
         def order(rank: int) -> tuple[bool, float, int]:
-            ending = ends[rank].ending
+            at, ending = ends[rank]
             is_healthy = bool(sick) and rank not in sick and ending.code == ExitCode.UNHEALTHY
-            is_follower = is_healthy or ending.reason is Reason.rank_lost
-            return is_follower, ends[rank].time, ending.code
+            return is_healthy or ending.reason is Reason.rank_lost, at, ending.code
 
-        failed = [rank for rank, one in enumerate(ends) if not one.ending.is_finished]
+        failed = [rank for rank, (_, ending) in enumerate(ends) if not ending.is_finished]
         first = min(failed, key=order, default=0)
-        return replace(ends[first].ending, rank=first)
+        return replace(ends[first][1], rank=first)

@@ -139,7 +139,7 @@ class Wrapper:
         when = f" in {decision.pause_s:.0f} s" if decision.pause_s else ""
         self._job.say(f"{because}: restarting{when} (restart {restarts})")
         self._job.write(State.starting, because)
-        code = self._backend.leave(ending, decision)
+        code = self._backend.restart_elsewhere(ending, decision)
         if code is None and not self._backend.is_queue:
             self._pause(decision.pause_s)
         return code
@@ -235,7 +235,7 @@ class Wrapper:
         job, plan = self._job, self._plan
         job.begin_attempt()
         if plan.exec is not None:
-            attempts.begin(job.directory, plan.num_ranks, job.attempt)
+            attempts.mark_start(job.directory, plan.num_ranks, job.attempt)
         ending = None
         if job.counts.recovery is not None:
             ending = self._stage(Task.recovery(plan, job.counts.recovery, job.attempt - 1))
@@ -259,7 +259,7 @@ class Wrapper:
                 (REPORT, VERDICT, RESULT, RESULT_JSON, node_fault.FILE)
             ):  # of every rank
                 path.unlink(missing_ok=True)
-        self._hangs.begin(job.attempt)
+        self._hangs.begin_attempt(job.attempt)
         output = open_file(job.directory / OUTPUT, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.dup2(output, 1)
         os.dup2(output, 2)

@@ -129,6 +129,11 @@ class JobState:
     """More fields of the file, for the backend that has written them."""
     version: int = VERSION
 
+    def is_of_same_process(self, other: JobState) -> bool:
+        """Whether the same process has written both, and the job has not ended in between."""
+        is_same = (self.host, self.pid, self.start) == (other.host, other.pid, other.start)
+        return is_same and not self.state.is_final
+
     @property
     def is_decided(self) -> bool:
         """Whether the start of the job has ended, in the queue or for good."""

@@ -168,14 +168,14 @@ def _listen_early(
         if action in ("stop", "requeue"):
             code = ExitCode.REQUEUE if action == "requeue" else 128 + number
 
-            def leave(number: int, frame: FrameType | None, code: int = int(code)) -> None:
+            def exit_early(number: int, frame: FrameType | None, code: int = int(code)) -> None:
                 if announcement.put_off(number):
                     return
                 for other in actions:  # a repeated signal would kill the exiting interpreter
                     signal.signal(signal.Signals[f"SIG{other}"], signal.SIG_IGN)
                 end(code)
 
-            signal.signal(number, leave)
+            signal.signal(number, exit_early)
         elif action == "save":
             signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())

@@ -21,9 +21,12 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from forge import messages
-from forge.jobdir.plan import JobPlan
+
+if TYPE_CHECKING:
+    from forge.jobdir.plan import JobPlan
 
 END_TIME = "FORGE_END_TIME"
 """Environment variable of the job's wrapper: Unix time at which the job will be killed."""
@@ -137,14 +140,19 @@ class TimeLimit:
         """Whether the announcing signal, due `due_s` before the end, would be early now."""
         return self._moved is not None and is_early(self.left_s - due_s)
 
-    def leave(self) -> None:
+    @property
+    def is_set(self) -> bool:
+        """Whether there is an end time."""
+        return self._end != math.inf
+
+    def begin_interval(self) -> None:
         """Start the interval again: the code since the last point could be interrupted."""
         self._since = self._clock()
 
-    def arrive(self) -> None:
+    def end_interval(self) -> None:
         """Record a point at which the run can stop."""
-        now = self._clock()
-        if self._since is not None:
+        if self._since is not None and self.is_set:
+            now = self._clock()
             self._ways.add(now - self._since)
             self._since = now
 

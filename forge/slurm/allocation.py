@@ -58,7 +58,7 @@ class Allocation:
         self._next_look = 0.0
         self._batch_shell = os.getppid()
 
-    def begin(self) -> None:
+    def begin_attempt(self) -> None:
         """Forget the answers of the last attempt, and ask for the time that is left."""
         self.why, self.info, self.is_by_hand = Why.unknown, None, False
         left_s = self._ask_left_s()

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forge.errors import NoAnswer, NoSuchJob, NotRequeueable, SlurmRefused
+from forge.process import processes
 from forge.slurm.job_info import JobInfo, Why
 
 _CALL_S = 10.0
@@ -170,7 +171,8 @@ def steps(job: str, within_s: float) -> list[str]:
     """The running steps of a job, `<job>.<number>`. Raises SlurmRefused."""
     form = ["--noheader", "--steps", f"--jobs={job}", "--format=%i"]
     try:
-        return _ask("squeue", *form, within_s=within_s).split()
+        with processes.block_signals():
+            return _ask("squeue", *form, within_s=within_s).split()
     except SlurmRefused as error:
         if "Invalid job id" in str(error):
             return []  # the job is gone, and its steps with it
@@ -430,7 +432,8 @@ def _scontrol(arguments: list[str], within_s: float, settled: Sequence[str] = ()
     pause_s, said = _FIRST_PAUSE_S, ""
     while (left_s := deadline - time.monotonic()) > 0:
         try:
-            done = _run(["scontrol", *arguments], min(_CALL_S, left_s))
+            with processes.block_signals():  # Slurm signals all processes of the job together
+                done = _run(["scontrol", *arguments], min(_CALL_S, left_s))
         except subprocess.TimeoutExpired:
             said = f"no answer within {min(_CALL_S, left_s):.1f} s"
         except OSError as error:

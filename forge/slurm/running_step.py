@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from forge.errors import ExitCode, NoAnswer, Reason
 from forge.job.ending import Ending, signal_name
 from forge.job.job import Job
-from forge.job.stage import RankEnd, Stage
+from forge.job.stage import Ended, Stage
 from forge.jobdir import rank_report
 from forge.jobdir.job_files import OUTPUT, forge_dir
 from forge.jobdir.plan import SlurmPlan
@@ -130,7 +130,7 @@ class RunningStep:
 
     # -- how it ended --------------------------------------------------------------------------
 
-    def ends(self, stage: Stage, *, has_begun: bool) -> list[RankEnd]:
+    def ends(self, stage: Stage, *, has_begun: bool) -> list[Ended]:
         """The end of each rank; for a rank without a report, from srun's wait status.
 
         `has_begun`: whether any task has begun.
@@ -139,14 +139,14 @@ class RunningStep:
         reports = enumerate(self.reports)
         return [without if one is None else stage.end_of(one, rank) for rank, one in reports]
 
-    def _without_report(self, stage: Stage, *, has_begun: bool) -> RankEnd:
+    def _without_report(self, stage: Stage, *, has_begun: bool) -> Ended:
         assert self._status is not None
         code, is_command = self._code_by_srun(stage, self._status), stage.task.exec is not None
         text = "its supervisor was killed" if code < 0 and not has_begun else ""
         ending = Ending.of(code, text=text, is_command=is_command)
         if is_command and (code == ExitCode.REQUEUE or code > 128):
             ending = ending.imposed(Reason.signalled)
-        return RankEnd(math.inf, ending)
+        return math.inf, ending
 
     def _code_by_srun(self, stage: Stage, status: int) -> int:
         """The exit code of a rank without a report.

@@ -49,7 +49,7 @@ class Submitted:
         """Whether nothing was ever submitted."""
         return not self.ids and not self._unanswered
 
-    def begin(self, script: Path, numbers: list[int], composed: list[str]) -> None:
+    def note_request(self, script: Path, numbers: list[int], composed: list[str]) -> None:
         """Record a submission before sbatch: this process can die before Slurm answers."""
         short = [one[:12] for one in composed]
         self._write({"script": str(script), "numbers": numbers, "composed": short})
@@ -58,7 +58,7 @@ class Submitted:
         """Whether a job's config has changed since its submission."""
         return self.composed.get(number) not in (None, composed[:12])
 
-    def end(self, script: Path, slurm_id: str) -> None:
+    def note_answer(self, script: Path, slurm_id: str) -> None:
         """Record Slurm's answer, so that it survives a crash of this process."""
         self._write({"script": str(script), "id": slurm_id})
 
@@ -66,7 +66,7 @@ class Submitted:
         """Find the ids of submissions without an answer, by the batch scripts in the queue."""
         for name, queued in queue.items():
             if self.is_lost(Path(queued.script)):
-                self.end(Path(queued.script), name.partition("_")[0])
+                self.note_answer(Path(queued.script), name.partition("_")[0])
 
     def is_lost(self, script: Path) -> bool:
         """Whether the script was submitted, but Slurm's answer was not received."""

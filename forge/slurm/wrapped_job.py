@@ -142,7 +142,7 @@ class WrappedJob(TaskBackend):
         """Start the step."""
         self._stage = stage
         self._is_new_allocation = False
-        self._allocation.begin()
+        self._allocation.begin_attempt()
         environment = stage.environment | self._allocation.end_time(stage.environment)
         number = self._step.number + 1
         self.job.set_backend(step=number, is_ending=None, **self._exclusions.to_json())
@@ -279,7 +279,7 @@ class WrappedJob(TaskBackend):
         """Too few nodes are left for the job."""
         return self._requeueing.too_few_nodes(ending)
 
-    def leave(self, ending: Ending, decision: Decision) -> int | None:
+    def restart_elsewhere(self, ending: Ending, decision: Decision) -> int | None:
         """Requeue the job, unless the tasks can be restarted on the same nodes."""
         can_stay = ending.reason in _HERE and self._has_begun and self._allocation.lasts()
         if self._is_new_allocation or can_stay:

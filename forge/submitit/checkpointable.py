@@ -6,11 +6,11 @@
 submitit alone ignores SIGTERM, Slurm's notice of a preemption; it saves inside a signal handler,
 and requeues cancelled jobs. forge's handlers replace submitit's:
 
-    signal ─► flag ─► the loop's next step boundary saves and exits
-                                                        ▼
-    main thread: callbacks, children ─► asks Slurm why ─► budgets ─► requeues, or raises JobError
-                └─ if the main thread hangs: `MARGIN_S` before the forced exit, a thread requeues
-                   the job from its last checkpoint; without a checkpoint the job fails
+    signal ─► flag ─► the loop's next step boundary saves; callbacks, children
+                                            ▼
+    last act: asks Slurm why ─► budgets ─► requeues, or `job.result()` raises JobError
+        └─ if the main thread hangs until the forced exit, the thread of the signals requeues the
+           job from its last checkpoint; without a checkpoint the job fails
 
 The counts for the budgets are in `<directory>/.forge/state.json`. submitit's own pickle is never
 rewritten, so that a kill cannot leave a job without it.
@@ -21,29 +21,30 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
+import signal
 import sys
 import threading
 import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, NoReturn, TypeGuard
 
 from forge import messages
 from forge.config import loading, removed
 from forge.config.schema import Policy, SignalAction
-from forge.errors import Exit, ExitCode, JobError, Reason, SlurmError
+from forge.errors import Exit, ExitCode, JobError, Reason
+from forge.filesystem.files import make_directory
 from forge.filesystem.foreign import foreign
 from forge.job.ending import Ending
-from forge.job.requeue import Decision
 from forge.jobdir import job_dir
 from forge.jobdir.job_files import RANK, RANKS, forge_dir
 from forge.jobdir.job_state import JobState, State
 from forge.process import processes
 from forge.shutdown import stopping
-from forge.slurm.own_job import ASK_S
+from forge.slurm.batch_job import ASK_S
 from forge.submitit import backends
-from forge.submitit.backends import SubmittedJob
+from forge.submitit.backends import SubmittedTask
 
 MARGIN_S = 10.0
 """Seconds before the forced exit, for requeueing a job whose main thread does not return."""
@@ -66,8 +67,8 @@ class Checkpointable:
     At the signal of a preemption or the time limit, the job saves at the next step boundary and is
     requeued; its result has the same bits as without the interruption. If the main thread reaches
     no boundary in time (a hanging collective, a loop without `run.steps`), nothing can be saved:
-    shortly before `shutdown.timeout_s` has passed since the signal, forge requeues the job, to
-    resume from its last good checkpoint. This counts towards `requeue.max_failures`. A job without
+    once `shutdown.timeout_s` has passed since the signal, forge requeues the job, to resume from
+    its last good checkpoint. This counts towards `requeue.max_failures`. A job without
     a checkpoint fails.
 
     A job can have several tasks, the ranks of one training: each calls `task`, with torchrun's
@@ -109,20 +110,17 @@ class Checkpointable:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the task; outside a submitit job, just call it."""
-        backend = backends.current(self._place, self.policy)
-        if backend is None:
+        submitted = backends.submitted_task()
+        if submitted is None:
             return self.task(*args, **kwargs)
-        rank, size = backend.task.rank, backend.task.size
+        rank, size = submitted.rank, submitted.size
         if size > 1:
             names = {RANK: str(rank), RANKS: str(size)}
-            os.environ.update(names | backend.world.variables())
-        attempt = _Attempt(self.policy, backend)
+            os.environ.update(names | submitted.world.variables())
+        directory = Path(self.directory.replace("%j", submitted.job))
+        directory = submitted.folder / directory if self._is_in_folder else directory
+        attempt = _Attempt(self.policy, submitted, directory.absolute())
         return (attempt.follow if rank else attempt.run)(self.task, args, kwargs)
-
-    def _place(self, folder: Path, job: str) -> Path:
-        """The directory of the job, from submitit's folder and the job's name."""
-        directory = Path(self.directory.replace("%j", job))
-        return (folder / directory if self._is_in_folder else directory).absolute()
 
     def checkpoint(self, *args: Any, **kwargs: Any) -> Any:
         """Called by submitit when it requeues the job, not by you.
@@ -157,53 +155,85 @@ def _has_failed(state: JobState | None) -> TypeGuard[JobState]:
 class _Attempt:
     """One start of a job: handles signals, runs the task, decides on a restart."""
 
-    def __init__(self, policy: Policy, backend: SubmittedJob) -> None:
-        directory = backend.job.directory
+    def __init__(self, policy: Policy, task: SubmittedTask, directory: Path) -> None:
         # First of all: until here submitit's handlers ignore SIGTERM.
-        name = backend.task.own_signal.name.removeprefix("SIG")
+        name = task.own_signal.name.removeprefix("SIG")
         policy.signal.actions.setdefault(name, SignalAction.requeue)
         self._handler = stopping.install(policy, forge_dir(directory))
         stopping.allow(3 * ASK_S + MARGIN_S)
-        job_dir.place(directory, backend.command)
+        self._task = task
+        self._backend = backends.backend_of(task, directory, policy)
+        self._job = self._backend.job
+        job_dir.set_directory(directory, self.command)
         stopping.has_job(directory)
-        self._backend, self._job = backend, backend.job
         self._has_left = threading.Event()
-        self._decider = threading.Lock()
-        """Held by the thread that decides whether the job is restarted."""
+
+    @property
+    def command(self) -> str:
+        """The shell line that resumes the job."""
+        return self._backend.command
+
+    # -- rank 0 --------------------------------------------------------------------------------
 
     def run(self, task: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Returns the value of the task; otherwise raises, or exits for a restart."""
+        self._warn_of_others()
+        self._task.remove_result()
+        self._begin()
+        stopping.use_requeuer(self)
+        failure: BaseException | None = None
         value: Any = None
         try:
-            self._warn_of_others()
-            self._backend.task.remove_result()
-            refused = self._backend.begin_job()
-            if refused is None:
-                value = self._call(task, args, kwargs)
+            value = task(*args, **kwargs)
         except SystemExit as error:
-            failure: BaseException | None = error if error.code not in (None, 0) else None
+            failure = error if error.code not in (None, 0) else None
         except Exception as error:  # noqa: BLE001 - raised again, unless a rule says otherwise
             failure = error
-        else:
-            failure = None
-            if refused is not None:
-                raise self._error(refused.because, refused.exit_code)
+        # No interruption from here on, while a result is stored or the job is requeued.
+        stopping.hold_interrupts(is_held=True)
         if failure is None:
-            self._finish()
+            self._backend.finish()
+            self._handler.cancel_forced_exit()
             return value
         following = self._what_follows(failure)
         if following is failure:
             raise failure
         raise following from None
 
-    def _finish(self) -> None:
-        finished = Ending.of(ExitCode.FINISHED)
-        self._job.record_end(finished)
-        self._job.end(finished, finished.text)
+    def _begin(self) -> None:
+        """Take over the budgets. Raises JobError if the job must not be started again."""
+        make_directory(forge_dir(self._job.directory))
+        before = self._backend.take_over()
+        if before is not None and before.ends_next_start:
+            raise self._error(before.because, self._job.repeat_end(before))
+        if before is not None and before.state is State.running:
+            killed = Ending.of(-signal.SIGKILL)
+            decision = self._backend.decide(killed)
+            if not decision.starts_again:
+                because = (
+                    "an earlier start did not record its end, which counts as a kill:"
+                    f" {decision.because}"
+                )
+                raise self._error(because, self._job.end(killed, because))
+        self._backend.note_start(before)
+
+    def _warn_of_others(self) -> None:
+        """Only warn: submitit has already executed the files in its folder."""
+        for path in (self._task.folder, self._task.submitted):
+            found = foreign(path)
+            if found:
+                messages.warn(
+                    f"{path} {found}. submitit executes files from this folder, with your rights,"
+                    " at each start of this job: remove the write permission of others"
+                    " (`chmod -R go-w`), or choose another folder."
+                )
+                return
+
+    # -- other ranks ---------------------------------------------------------------------------
 
     def follow(self, task: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run the task on another rank than 0; rank 0 decides how all ranks end."""
-        self._backend.task.remove_result()
+        self._task.remove_result()
         threading.Thread(target=self._watch_rank_0, name="forge-rank-0", daemon=True).start()
         try:
             return task(*args, **kwargs)
@@ -225,143 +255,76 @@ class _Attempt:
             if self._has_left.wait(_BEGIN_LOOK_S):
                 return
         if _has_failed(state) and not self._has_left.is_set():
-            self._backend.task.store_error(state.because)
+            self._task.store_error(state.because)
             os._exit(state.exit_code)
 
-    def _call(self, task: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        threading.Thread(target=self._watch, name="forge-deadline", daemon=True).start()
-        try:
-            return task(*args, **kwargs)
-        finally:
-            # No interruption from here on, while a result is stored or the job is requeued.
-            stopping.hold_interrupts(is_held=True)
-            self._has_left.set()
-            self._decider.acquire()  # blocks forever if the other thread is ending this process
-
-    def _warn_of_others(self) -> None:
-        """Only warn: submitit has already executed the files in its folder."""
-        for path in (self._backend.task.folder, self._backend.task.submitted):
-            found = foreign(path)
-            if found:
-                messages.warn(
-                    f"{path} {found}. submitit executes files from this folder, with your rights,"
-                    " at each start of this job: remove the write permission of others"
-                    " (`chmod -R go-w`), or choose another folder."
-                )
-                return
-
-    # -- deciding ------------------------------------------------------------------------------
+    # -- the last act --------------------------------------------------------------------------
 
     def _what_follows(self, failure: BaseException) -> BaseException:
         """Requeue if that is due; returns the exception with which this process ends."""
-        ending, text = self._ending(failure)
-        has_saved, is_stop = isinstance(failure, SystemExit), self._is_stop(failure)
-        problem = ""
-        try:
-            ending = self._explained(ending, has_saved=has_saved) if is_stop else ending
-        except SlurmError as error:
-            problem = f"cannot ask Slurm why the job was stopped: {error}"
-        self._job.end_attempt()
-        self._job.record_end(ending)
-        if not problem:
-            decision = self._backend.decide(ending)
-            problem = decision.because
-            if decision.starts_again:
-                try:
-                    return self._start_again(decision)
-                except SlurmError as error:
-                    problem = f"could not be requeued: {error}"
-        if not is_stop and not has_saved:
-            self._end(ending, problem)
-            return failure
-        because = "it was cancelled" if ending.reason is Reason.cancelled else problem
-        return self._give_up(ending, f"{text}; not started again: {because}")
-
-    def _is_stop(self, failure: BaseException) -> bool:
-        """Whether the task has ended because of a signal."""
         received = self._handler.signal_received
-        if not isinstance(failure, SystemExit):
-            return received is not None
-        is_requeue = failure.code == ExitCode.REQUEUE
-        return is_requeue or (received is not None and failure.code == 128 + received)
-
-    def _ending(self, failure: BaseException) -> tuple[Ending, str]:
-        """The end of the task, and a text that describes it."""
-        said: Reason | None = None
         if isinstance(failure, SystemExit):
             code = failure.code if isinstance(failure.code, int) else 1
             text = failure.text if isinstance(failure, Exit) else f"sys.exit({failure.code!r})"
-            said = failure.reason if isinstance(failure, Exit) else None
+            ending = Ending.of(code, failure.reason if isinstance(failure, Exit) else None)
         else:
-            # After a signal: it killed a helper process first, or caused the error.
-            has_signal = self._handler.signal_received is not None
-            code = self._handler.exit_code if has_signal else 1
             text = f"{type(failure).__name__}: {failure}"
-        ending, task = Ending.of(int(code), said, text), self._backend.task
-        if said is Reason.rank_lost and (rank := task.raised_elsewhere(_RAISED_S)):
+            ending = Ending.of(1, text=text)
+            # The signal killed a helper process first, or caused the error.
+            ending = ending if received is None else Ending.of(self._unsaved_code())
+        code = self._settle(ending)
+        self._handler.cancel_forced_exit()
+        because = self._job.state.because
+        if self._backend.starts_again:
+            return Exit(code, f"requeued: {because}")
+        if received is None and not isinstance(failure, SystemExit):
+            return failure
+        return self._error(f"{text}; not started again: {because}", code)
+
+    def requeue(self, code: int, reason: Reason) -> int:
+        """See `stopping.Requeuer`; called by a Run, or by the thread of a forced exit."""
+        # None: another rank has received it.
+        is_limit = self._handler.signal_received in (None, self._task.own_signal)
+        if code == ExitCode.REQUEUE and is_limit:
+            reason = Reason.time_limit
+        is_unsaved = code == ExitCode.FORCED and reason is Reason.forced
+        ending = Ending.of(self._unsaved_code() if is_unsaved else code, reason)
+        if threading.current_thread() is threading.main_thread():
+            return self._settle(ending)
+        return self._end_by_force(ending)
+
+    def _unsaved_code(self) -> int:
+        """The exit code of a stop without a save: 70, unless a person wants the job to end."""
+        is_by_a_person = self._handler.signal_received is signal.SIGINT
+        is_by_a_person |= not self._task.is_on_slurm and not self._handler.is_requeue
+        return self._handler.exit_code if is_by_a_person else int(ExitCode.FORCED)
+
+    def _settle(self, ending: Ending) -> int:
+        """Requeue the job if the limits allow it; returns the exit code."""
+        is_lost = ending.reason is Reason.rank_lost and self._backend.exit_code is None
+        if is_lost and (rank := self._task.raised_elsewhere(_RAISED_S)):
             text = f"rank {rank} raised an error: see its log, or job.task({rank}).exception()"
             ending = Ending.of(1, text=text)
-        return ending, text
+        code, text = self._backend.restart_code, "the job is requeued"
+        return self._backend.settle(ending, lambda: stopping.leave(code, text))
 
-    def _explained(self, ending: Ending, *, has_saved: bool) -> Ending:
-        """The end with its reason; without a save it counts as a failure. Raises SlurmError."""
-        reason = self._backend.why(self._handler.signal_received, ending.code)
-        is_final = reason in (Reason.cancelled, Reason.interrupted)
-        if has_saved or is_final or self._backend.is_requeued:
-            return ending.imposed(reason)
-        return Ending.of(ExitCode.FORCED)
-
-    def _start_again(self, decision: Decision) -> Exit:
-        how = "by Slurm" if self._backend.is_requeued else decision.because
-        leaving = stopping.leave(self._backend.restart_code, f"requeued: {how}")
-        self._backend.start_again(decision)
-        messages.say(f"Requeued job {self._job.state.job}: {how}")
-        return leaving
-
-    def _end(self, ending: Ending, because: str) -> None:
-        self._job.end(ending, because, is_requeued=self._backend.is_requeued)
-
-    def _give_up(self, ending: Ending, because: str) -> JobError:
-        self._end(ending, because)
-        return self._error(because, ending.code)
-
-    def _error(self, because: str, code: int) -> JobError:
-        return JobError(
-            f"{because}. Its checkpoints are in {self._job.directory}; to resume:\n"
-            f"  {self._backend.command}",
-            code,
-        )
-
-    # -- a task that does not return -----------------------------------------------------------
-
-    def _watch(self) -> None:
-        """Wait for a stop, then decide if the main thread does not return in time."""
-        while not self._handler.should_shutdown():
-            if self._has_left.wait(_LOOK_S):
-                return
-        limit_s = self._handler.timeout_sec
-        if limit_s:
-            self._has_left.wait(limit_s - min(MARGIN_S, limit_s / 4))
-            if not self._has_left.is_set() and self._decider.acquire(blocking=False):
-                self._end_by_force()
-
-    def _end_by_force(self) -> None:
+    def _end_by_force(self, ending: Ending) -> NoReturn:
         """End without the main thread, which is in a call that hangs, or swallows `Exit`."""
         self._handler.cancel_forced_exit()
         with contextlib.suppress(OSError), open(2, "w", closefd=False) as output:
             faulthandler.dump_traceback(output, all_threads=True)
-        code = int(ExitCode.FORCED)
-        following: BaseException
         if self._job.trainings.saved_step() < 0:
-            ending = Ending.of(code)
-            self._job.record_end(ending)
             text = "the task did not exit in time, and has no checkpoint to resume from"
-            following = self._give_up(ending, text)
-        else:
-            following = self._what_follows(JobError("the task did not end", code))
-        if isinstance(following, Exit):
-            code = self._backend.restart_code
-        else:
-            self._backend.task.store_error(str(following))
+            ending = Ending(Reason.failed, int(ExitCode.FORCED), text)
+        code = self._settle(ending)
+        if not self._backend.starts_again:
+            self._task.store_error(str(self._error(self._job.state.because, code)))
         processes.kill_descendants()
         os._exit(code)
+
+    def _error(self, because: str, code: int) -> JobError:
+        return JobError(
+            f"{because}. Its checkpoints are in {self._job.directory}; to resume:\n"
+            f"  {self.command}",
+            code,
+        )

@@ -14,8 +14,8 @@ from typing import Any
 
 from forge.filesystem.files import read_plain
 from forge.jobdir.job_files import RESULT_JSON, forge_dir
+from forge.sweeps.chosen_metric import Chosen
 from forge.sweeps.job import Job
-from forge.sweeps.status import Chosen
 
 _FIXED = ("job", "state", "step", "steps", "attempts")
 

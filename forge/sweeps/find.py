@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from forge.errors import SlurmError
+from forge.errors import NoSweep, SlurmError
 from forge.filesystem.files import FORGE
 from forge.slurm import client
-from forge.sweeps.sweep import NoSweep, is_job, is_sweep
+from forge.sweeps.sweep import is_job, is_sweep
 
 PARENTS = ("multirun", "outputs")
 """Hydra's default directories of sweeps and of single runs."""

@@ -6,33 +6,15 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from forge.jobdir.job_state import State
-
-if TYPE_CHECKING:
-    from forge.sweeps.attempts import Attempt
+from forge.sweeps import curves
+from forge.sweeps.attempts import Attempt
+from forge.sweeps.attempts import read as read_attempts
+from forge.sweeps.metric import Metric
 
 SCHEMA = 1
 """Version of the fields below, in the output of every `--json`."""
-
-
-@dataclass(frozen=True)
-class Metric:
-    """A value that the training logged with `run.log`, over all attempts of the job."""
-
-    last: float
-    last_step: int
-    lowest: float
-    lowest_step: int
-    highest: float
-    highest_step: int
-
-    def best(self, *, is_higher_better: bool) -> tuple[float, int]:
-        """The best value, and its step."""
-        if is_higher_better:
-            return self.highest, self.highest_step
-        return self.lowest, self.lowest_step
 
 
 @dataclass(frozen=True)
@@ -117,9 +99,7 @@ class Job:
         Raises:
             OSError: If a ledger cannot be read.
         """
-        from forge.sweeps import attempts
-
-        return attempts.read(self.directory)
+        return read_attempts(self.directory)
 
     def curve(self, metric: str) -> dict[int, float]:
         """Step -> value of a metric over all attempts; a repeated step counts once.
@@ -127,8 +107,6 @@ class Job:
         Raises:
             OSError: If a ledger cannot be read.
         """
-        from forge.sweeps import curves
-
         found = curves.read(self.directory, [metric])[metric]
         return dict(zip(found.steps, found.values, strict=True))
 

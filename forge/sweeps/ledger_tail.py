@@ -8,7 +8,7 @@ from typing import Any
 
 from forge.jobdir import jsonl, ledger
 from forge.jobdir.jsonl import Event
-from forge.sweeps.job import Metric
+from forge.sweeps.metric import Metric
 
 ENDS = ("stop", "halt", "finish", "error")
 """Kinds of events with which a process leaves a Run."""

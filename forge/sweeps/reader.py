@@ -151,7 +151,7 @@ def read_job(entry: JobEntry, directory: Path, label: str, locks: Locks) -> Job:
         began=starts[0].get("t") if starts else (files.ledger.start or {}).get("t"),
         since=state.time if state else None,
         pid=state.pid if state else (files.ledger.start or {}).get("pid"),
-        has_wrapper=bool(files.plan),
+        has_wrapper=bool(files.plan) or not files.ledger.number,  # only launchers queue jobs
         is_cancelled=_is_cancelled(files, now, reason),
         is_command=files.plan.get("exec") is not None,
         missing=tuple(problems),

@@ -9,19 +9,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from forge.errors import ForgeError
+from forge.errors import NoSweep
 from forge.filesystem.files import FORGE, open_file
 from forge.jobdir.job_files import LOCK, forge_dir
 from forge.jobdir.job_state import State
 from forge.slurm.submitted import Submitted
-from forge.sweeps import reader
+from forge.sweeps import collect, reader
 from forge.sweeps.job import Job
 from forge.sweeps.liveness import Locks
 from forge.sweeps.reader import INDEX, JobEntry
-
-
-class NoSweep(ForgeError):
-    """There is no sweep and no run at a path."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +47,6 @@ class Sweep:
             ModuleNotFoundError: If pandas is not installed.
         """
         import pandas as pd
-
-        from forge.sweeps import collect
 
         rows = collect.rows(self.jobs)
         return pd.DataFrame(rows, columns=collect.columns(rows))

@@ -16,14 +16,14 @@ import os
 import signal
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forge import messages
-from forge.checkpoint.save.distributed_save import Exchange
 from forge.compat import of_torch
 from forge.config.schema import AUTO, NanAction, Policy, SignalAction
-from forge.errors import ConfigError, Exit, RankLost
+from forge.errors import ConfigError, Exit, ForgeError, RankLost
 from forge.group import start
+from forge.group.exchange import Exchange
 from forge.group.group import MARGIN, START_S
 from forge.group.watcher import Watcher, Watchers
 from forge.health import attempt
@@ -37,16 +37,13 @@ from forge.state import ddp_buckets, unregistered_objects
 from forge.state.initial_hyperparameters import InitialHyperparameters
 from forge.state.registry import StateRegistry
 from forge.state.run_state import RunState
-from forge.training import interval
+from forge.training import interval, misuse
 from forge.training.boundary import Boundary
 from forge.training.decide import Halt
 from forge.training.followers import Followers
 from forge.training.interval import Interval
-from forge.training.loop.epoch_start import EpochStart
-from forge.training.loop.epochs import Epochs
 from forge.training.loop.evaluations import Evaluations
 from forge.training.loop.loop_progress import LoopProgress
-from forge.training.loop.pushed import PushedLoop, Start
 from forge.training.loop.resumable_loader import ResumableLoader
 from forge.training.loop.steps import Steps
 from forge.training.nan.nan_policy import NanPolicy, RateScale
@@ -54,11 +51,15 @@ from forge.training.nan.update import Updater
 from forge.training.optimizer_steps import OptimizerSteps
 from forge.training.parts import Parts
 from forge.training.shutdown import Shutdown
-from forge.training.start import agreement, attempt_io, preflight
+from forge.training.start import attempt_io, preflight
 from forge.training.start.attempt_io import AttemptIO
 from forge.training.start.checkpoint_owner import CheckpointOwner
 from forge.training.train_state import TrainState
 from forge.training.watchers import HeartbeatWatcher, LedgerWatcher, StopWatcher, TimeWatcher
+
+if TYPE_CHECKING:
+    from forge.training.loop.epochs import Epochs
+    from forge.training.loop.pushed import PushedLoop, Start
 
 _LEAVE_S = 10.0
 """Seconds that ranks wait for each other when they exit."""
@@ -142,7 +143,7 @@ class Attempt:
     def _check_objects(self) -> InitialHyperparameters:
         """Name objects that cannot be saved now, not at the first save hours later."""
         with preflight.exits():
-            states = self._live.ask()
+            states = self._live.read_states()
             built = InitialHyperparameters(self._live.objects)
         self._live.check_savable(states)
         return built
@@ -156,9 +157,12 @@ class Attempt:
         entered = "this forge.Run (every rank has to enter it)"
         try:
             with preflight.exits():
-                job, checkpoint_dir = map(Path, exchange.broadcast(entered, self._places))
+                job, checkpoint_dir = map(Path, exchange.broadcast(entered, self._directories))
             with preflight.told_to_parent(job, checkpoint_dir), preflight.exits():
-                agreement.check(exchange, self._policy, self._name, self._config)
+                if self._group.size > 1:
+                    from forge.training.start import agreement
+
+                    agreement.check(exchange, self._policy, self._name, self._config)
                 self._directory = self._open(exchange, job, checkpoint_dir)
         except BaseException:
             self._group.close(0)
@@ -173,13 +177,13 @@ class Attempt:
         )
         return job, checkpoint_dir
 
-    def _places(self) -> list[str]:
+    def _directories(self) -> list[str]:
         """The directories of the job and of its checkpoints, as rank 0 sees them."""
         return [str(one) for one in job_dir.current(self._policy.checkpoint.dir, self._name)]
 
     def _secret_folder(self) -> Path:
         """The folder for the ranks' shared secret, on rank 0, before anything is claimed."""
-        job, checkpoint_dir = map(Path, self._places())
+        job, checkpoint_dir = map(Path, self._directories())
         with preflight.told_to_parent(job, checkpoint_dir), preflight.exits():
             attempt_io.check_directory(self._policy, checkpoint_dir)
         return forge_dir(job)
@@ -258,10 +262,13 @@ class Attempt:
                 self.resumed_from = found.path.name
             if self._group.rank == 0:  # the other ranks have already read the file this replaces
                 owner.keep(directory.ledger)
-            directory.store.job = owner.id
             self._interval = self._decide_interval()
-            directory.begin(
-                loops.step, self.resumed_from, self._interval, is_complete=loops.is_complete
+            directory.record_start(
+                loops.step,
+                self.resumed_from,
+                owner.id,
+                self._interval,
+                is_complete=loops.is_complete,
             )
             preflight.keep_threads(directory.job, is_resumed=found is not None)
 
@@ -297,9 +304,9 @@ class Attempt:
             within_s = min(within_s, interval.LEAST_S)  # early: it shows whether saves work at all
         directory.saver.expect(self._live_bytes, self._interval.every_s, within_s)
         self._stops = stops = StopWatcher(handler, limit, directory.saver, self._nan)
-        watchers = Watchers([*group.watchers, stops, *self._watchers()])
+        watchers = Watchers([stops, *self._watchers()])
         self._shutdown = Shutdown(self.loops, directory, handler, limit, watchers)
-        parts = Parts(
+        self._parts = parts = Parts(
             policy=policy,
             group=group,
             exchange=Exchange(group, "boundaries"),
@@ -315,16 +322,17 @@ class Attempt:
             watchers=watchers,
         )
         self.boundary = Boundary(parts)
+        self.log, self.save = directory.metrics.log, self.boundary.save
+        self.finish = self.boundary.finish
         self._steps = Steps(parts, self.boundary)
-        self._pushed = PushedLoop(parts, self.boundary, self._live.given)
-        epoch_start = EpochStart(self.loops, self._own)
-        self._epochs = Epochs(parts, epoch_start, self.boundary, self._steps)
+        self._epochs: Epochs | None = None
+        self._pushed: PushedLoop | None = None
         if policy.nan.action is NanAction.rollback or self._nan.lr_scale != 1:
             self._scales = [RateScale(self._nan, one) for one in self._live.optimizers]
         self._optimizer_steps.enter_run()
 
     def _watchers(self) -> list[Watcher]:
-        """What watches the loops; a rehearsal has two watchers more."""
+        """The watchers of the loops; a rehearsal has two more."""
         directory = self._directory
         found: list[Watcher] = [
             self._train_state,
@@ -373,34 +381,47 @@ class Attempt:
     def steps(self, n: float, loader: Iterable[Any] | None) -> Iterator[Any]:
         """See `Run.steps`."""
         self._begin_loop()
-        return self._steps.begin(n, loader)
+        return self._steps.iterate(n, loader)
 
     def epochs(self, count: int) -> Iterator[int]:
         """See `Run.epochs`."""
         self._begin_loop()
-        return self._epochs.begin(count)
+        if self._epochs is None:
+            from forge.training.loop.epochs import Epochs
+
+            self._epochs = Epochs(self._parts, self._own, self.boundary, self._steps)
+        return self._epochs.iterate(count)
 
     def batches(self, loader: Iterable[Any]) -> Iterator[tuple[int, Any]]:
         """See `Run.batches`."""
+        if self._epochs is None:
+            raise ForgeError(misuse.BATCHES_WITHOUT_EPOCH)
         return self._epochs.batches(loader)
 
     def begin(self) -> Start:
         """See `Run.begin`."""
         self._begin_loop()
+        if self._pushed is None:
+            from forge.training.loop.pushed import PushedLoop
+
+            self._pushed = PushedLoop(self._parts, self.boundary, self._live.given)
         return self._pushed.begin()
 
     def pass_boundary(self, step: int, epoch: int, taken: int | None) -> bool:
         """See `Run.boundary`."""
+        misuse.check_boundary(step, self.loops.step, is_open=self._pushed is not None)
+        assert self._pushed is not None
         return self._pushed.boundary(step, epoch, taken)
 
     def end_loop(self, reason: str) -> None:
         """See `Run.end_loop`."""
-        self._pushed.end(reason)
+        if self._pushed is not None:
+            self._pushed.end(reason)
 
     def loader(self, loader: Iterable[Any]) -> ResumableLoader[Any]:
         """See `Run.loader`."""
         with self._shutdown.giving_up():
-            return self.loops.loaders.add(self.loops.open(loader))
+            return self.loops.loaders.add(self.loops.open_loader(loader))
 
     # -- calls between two steps ---------------------------------------------------------------
 
@@ -408,10 +429,6 @@ class Attempt:
     def is_stopping(self) -> bool:
         """See `Run.is_stopping`."""
         return self._stops.is_stopping
-
-    def log(self, values: dict[str, Any]) -> None:
-        """See `Run.log`."""
-        self._directory.metrics.log(values)
 
     def log_to(self, loggers: Iterable[Any]) -> None:
         """See `Run.log_to`."""
@@ -435,14 +452,6 @@ class Attempt:
         wait_s = stopping.CALLBACK_TIMEOUT_S
         self.on_stop(lambda: self._followers.close(wait_s), wait_s + 1)
 
-    def save(self, *, pin: bool) -> None:
-        """See `Run.save`."""
-        self.boundary.request_save(pin=pin)
-
-    def finish(self, reason: str) -> None:
-        """See `Run.finish`."""
-        self.boundary.finish(reason)
-
     def check_stop(self) -> None:
         """See `Run.check_stop`."""
         if self._evaluations.may_poll(self._pid):
@@ -459,7 +468,10 @@ class Attempt:
         """Leave the `with` block, with or without an error."""
         if os.getpid() != self._pid:
             return  # a child that was forked inside the block
-        self.loops.is_between = False
+        with self.loops.not_between():
+            self._close(error)
+
+    def _close(self, error: BaseException | None) -> None:
         if error is not None:
             self.boundary.forget_held()  # the error can be from the middle of the pass
         lost = self._group.lost(_LOST_S) if isinstance(error, RuntimeError) else ""
@@ -476,7 +488,7 @@ class Attempt:
                     RankLost(f"{lost}; on this rank, {type(error).__name__}: {first}")
                 )
             elif not isinstance(error, Exit):
-                self._directory.fail(f"{type(error).__name__}: {error}", self.loops.step)
+                self._directory.record_error(f"{type(error).__name__}: {error}", self.loops.step)
         finally:
             is_leaving = self._shutdown.exit is not None
             try:
@@ -488,9 +500,10 @@ class Attempt:
     def _finish(self) -> None:
         """The `with` block ended without an error: mark the training as finished."""
         loops, directory = self.loops, self._directory
-        self._steps.end()
-        self._epochs.end()
-        self._pushed.end("")
+        self._steps.close()
+        if self._epochs is not None:
+            self._epochs.close()
+        self.end_loop("")
         if isinstance(self._nan.wants, Halt):
             self._shutdown.halt(self._nan.wants)
         if missing := loops.missing:
@@ -499,7 +512,7 @@ class Attempt:
         request = self.boundary.finish_run()
         if request is not None:
             self._shutdown.stop(request, save=None)
-        directory.finish(loops.step, loops.finished_by)
+        directory.record_finish(loops.step, loops.finished_by)
         # A resumed job can have only an evaluation left.
         is_whole = self.resumed_from is None and self._group.rank == 0
         if is_whole and self._optimizer_steps.is_nothing_updated():

@@ -34,7 +34,6 @@ from forge.training.loop.loop_state import EpochPhase
 from forge.training.loop.snapshot_holder import SnapshotHolder
 from forge.training.loop_end import LoopEnd
 from forge.training.parts import Parts
-from forge.training.rollback import Rollback
 from forge.training.run_end import RunEnd
 from forge.training.saver import SaveCause
 from forge.training.shutdown import ENDS
@@ -45,6 +44,7 @@ class Boundary:
     """Stops, saves, rolls back, evaluates or continues, between two steps."""
 
     def __init__(self, parts: Parts) -> None:
+        self._parts = parts
         self._policy = parts.policy
         self._loops = parts.loops
         self._train_state = parts.train_state
@@ -58,7 +58,6 @@ class Boundary:
         self._watchers = parts.watchers
         self._group = parts.group
         self.is_alone = parts.group.size == 1
-        self._rollback = Rollback(parts)
         self._exchange = parts.exchange
         self._visits = 0  # boundaries reached so far
         self._pinned: int | None = None
@@ -155,12 +154,12 @@ class Boundary:
                 case Stop():
                     self._shutdown.log_wait()
                     self._pin(decision)
-                    self._stop(decision.asked)
+                    self._stop(decision.request)
                 case RollBack():
                     self._roll_back(position, decision.first_bad)
                     has_ended = self._loops.step >= n
                     continue
-                case Finish(asked=FinishRequest(text=text)):
+                case Finish(request=FinishRequest(text=text)):
                     self._finish_loop(text)
             is_end = isinstance(decision, Finish)
             if self._loops.due is None or (is_end and not has_ended):
@@ -234,8 +233,11 @@ class Boundary:
 
     def _roll_back(self, position: Position | None, first_bad: int) -> None:
         """Roll back on all ranks or on none: if it fails on one rank, the job ends."""
+        from forge.training.rollback import Rollback  # few trainings need it
+
+        rollback = Rollback(self._parts)
         try:
-            self._exchange.all_gather("a rollback", lambda: self._rollback.do(position, first_bad))
+            self._exchange.all_gather("a rollback", lambda: rollback.do(position, first_bad))
             self._pinned = None
             self._loops.forget_loaded()
         except ENDS as error:
@@ -245,7 +247,7 @@ class Boundary:
 
     def finish(self, text: str) -> None:
         """See `Run.finish`."""
-        self._end.ask(text, is_in_function=self._evaluations.is_entered)
+        self._end.request(text, is_in_function=self._evaluations.is_entered)
 
     def _finish_loop(self, text: str) -> None:
         """End the loop for good, as `break` does, and record why; a later start finds it ended."""
@@ -276,7 +278,7 @@ class Boundary:
                 snapshots.stop_by(error, self._handler.explains)
                 raise
             if snapshots.held is None:
-                self._stops.limit.arrive()  # a stop had to wait for the functions
+                self._stops.limit.end_interval()  # a stop had to wait for the functions
             self._end.share(self._group.held_stop)
             snapshots.let_go()
             self._loops.due = []
@@ -340,8 +342,8 @@ class Boundary:
             match self._decide(math.inf):
                 case Halt() as halt:
                     self._shutdown.halt(halt)
-                case Stop(asked=asked) | Finish(stop=StopRequest() as asked):
-                    self._stop(asked)
+                case Stop(request=request) | Finish(stop=StopRequest() as request):
+                    self._stop(request)
             self._evaluate(loops.due)
         self._begin_evaluation()
         if self.is_alone and may_stop and self._snapshots.is_worth(self._after_s):
@@ -365,7 +367,7 @@ class Boundary:
         self._after_s, self._after_began = time.monotonic() - self._after_began, None
         with self._after:
             if self._snapshots.held is not None:
-                self._stops.limit.leave()
+                self._stops.limit.begin_interval()
             self.forget_held()
             self._shutdown.raise_again()
             if not is_left:
@@ -378,7 +380,7 @@ class Boundary:
 
     # -- called by the script ------------------------------------------------------------------
 
-    def request_save(self, *, pin: bool) -> None:
+    def save(self, *, pin: bool) -> None:
         """See `Run.save`."""
         loops, step = self._loops, self._loops.next_boundary
         if pin and (self.is_alone or loops.is_between):
@@ -391,11 +393,9 @@ class Boundary:
             self._save_now()
 
     def _save_now(self) -> None:
-        is_between_loops, self._loops.is_between = self._loops.is_between, False
-        with preflight.exits():
+        with self._loops.not_between(), preflight.exits():
             self._directory.metrics.flush()
             self._run_end.save_now()
-        self._loops.is_between = is_between_loops
 
     def checkpoint(self) -> None:
         """Save if possible where the main thread was interrupted, and log the last checkpoint."""
@@ -404,8 +404,8 @@ class Boundary:
         elif self._loops.is_between:
             self._save_now()
             self._saver.wait()
-        place = self._directory.checkpoint_dir
-        messages.say(f"Checkpoints in {place}: {self._directory.in_place()}")
+        directory = self._directory.checkpoint_dir
+        messages.say(f"Checkpoints in {directory}: {self._directory.in_place()}")
 
     def check_stop(self) -> None:
         """See `Run.check_stop`."""

@@ -29,7 +29,7 @@ class LoopEnd:
         self._own: FinishRequest | None = None
         self._known: FinishRequest | None = None
 
-    def ask(self, text: str, *, is_in_function: bool) -> None:
+    def request(self, text: str, *, is_in_function: bool) -> None:
         """Handle a call of `run.finish`.
 
         Args:
@@ -41,9 +41,9 @@ class LoopEnd:
         if not (self._loops.is_in_step or is_in_function):
             raise ForgeError(misuse.FINISH_OUTSIDE_A_LOOP)
         at = (self._loops.number, self._loops.next_boundary)
-        asked = FinishRequest(*at, text, self._nan.rollbacks)
+        request = FinishRequest(*at, text, self._nan.rollbacks)
         if self._group.size == 1:
-            self._group.propose(asked)
+            self._group.propose(request)
         elif not is_in_function:
             raise ForgeError(
                 "run.finish() was called inside a step, but this is one of"
@@ -51,7 +51,7 @@ class LoopEnd:
                 " function of run.every, or after an epoch's pass."
             )
         else:
-            self._own = asked
+            self._own = request
 
     def share(self, unless: Callable[[], object] | None = None) -> None:
         """Exchange requests of all ranks, unless the ranks stop at this boundary."""

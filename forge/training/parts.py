@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from forge.checkpoint.save.distributed_save import Exchange
 from forge.config.schema import Policy
+from forge.group.exchange import Exchange
 from forge.group.group import Coordinator
 from forge.group.watcher import Watchers
 from forge.shutdown.signal_handler import ShutdownHandler

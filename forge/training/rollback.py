@@ -59,7 +59,7 @@ class Rollback:
             position.load(saved)
         rng.restore(state.rng)
         self._directory.store.discard_after(self._loops.step)
-        self._saver.begin(self._loops.step)
+        self._saver.count_from(self._loops.step)
         self._directory.ledger.progress(self._loops.step, self._loops.planned)
         summary = self._directory.metrics.summary()
         steps = {"step": self._loops.step, "first_bad": first_bad, "from_step": bad_step}

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 
 import torch
 
-from forge.checkpoint.load import inspection
 from forge.config.schema import Policy
 from forge.errors import ForgeError
 from forge.jobdir import job_dir
@@ -24,7 +23,6 @@ from forge.training import misuse
 from forge.training.attempt import Attempt
 from forge.training.loop.evaluations import Evaluations
 from forge.training.loop.loop_progress import LoopProgress
-from forge.training.loop.pushed import Start
 from forge.training.loop.resumable_loader import ResumableLoader
 from forge.training.loop.steps import NESTED
 from forge.training.metrics import checked_values
@@ -32,6 +30,7 @@ from forge.training.start import preflight
 
 if TYPE_CHECKING:
     from forge.training.loop.plain import PlainLoops
+    from forge.training.loop.pushed import Start
 
 _Batch = TypeVar("_Batch")
 _Other = TypeVar("_Other")
@@ -317,6 +316,8 @@ class Run:
         """
         if not self.policy.enabled:
             return None
+        from forge.checkpoint.load import inspection  # a training itself loads in place
+
         directory = job_dir.current(self.policy.checkpoint.dir, self.name)[1]
         return inspection.state_of(name, directory, self.policy.checkpoint.verify)
 
@@ -426,6 +427,8 @@ class Run:
             loss: The loss on which `backward` was called.
         Returns:
             Whether to step.
+        Raises:
+            ForgeError: Outside `with forge.Run(...) as run:`.
         """
         misuse.check_loss("should_step", loss)
         return self._entered("should_step").updater.should_step(loss)

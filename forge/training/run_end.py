@@ -13,9 +13,9 @@ from __future__ import annotations
 import contextlib
 
 from forge import messages
-from forge.checkpoint.save.distributed_save import Exchange
-from forge.checkpoint.save.staging_pool import Snapshot
+from forge.checkpoint.save.snapshot import Snapshot
 from forge.group import facts
+from forge.group.exchange import Exchange
 from forge.group.facts import StopRequest
 from forge.training.parts import Parts
 from forge.training.saver import SaveCause
@@ -104,7 +104,7 @@ class RunEnd:
         has_changed = any(changed)
         if all(kept):
             self._save_kept(SaveCause.end)
-        elif not (all(saved) and self._store.holds(step, is_complete=False)):
+        elif not (all(saved) and self._store.holds(step)):
             if has_changed:
                 messages.warn(
                     "The state at the end of the last loop was not saved (for lack of memory, or"

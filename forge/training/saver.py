@@ -6,16 +6,14 @@ import functools
 import math
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
-from typing import Any, NoReturn
+from typing import Any
 
 from forge import messages
 from forge.checkpoint import Store
-from forge.checkpoint.save.distributed_save import START
-from forge.checkpoint.save.staging_pool import Snapshot
+from forge.checkpoint.format.manifest import Origin
+from forge.checkpoint.save.snapshot import Snapshot
 from forge.config.schema import CheckpointConfig, OnPendingSave
 from forge.errors import CheckpointError, Exit, unwritable
 from forge.group.facts import SaveRequest
@@ -24,9 +22,9 @@ from forge.jobdir.ledger import Ledger
 from forge.process import sections
 from forge.process.progress import Phase
 from forge.process.time_limit import RECENT_SAVES, Recent, first_save_s
-from forge.training.interval import NUM_SAVES
 from forge.training.loop.pending_snapshot import PendingSnapshot
 from forge.training.nan.nan_policy import NanPolicy
+from forge.training.save_record import Pause, SaveRecord
 
 MAX_FAILURES = 5
 """Failed saves in a row after which the run ends: its progress could not be kept anyway."""
@@ -55,21 +53,6 @@ class SaveCause(Enum):
     """The code after the last loop has changed the state."""
 
 
-@dataclass
-class _Pause:
-    """Training waits for a save."""
-
-    began: float
-    """Unix time."""
-    waited_s: float | None = None
-    """None: training still waits."""
-
-    def end(self) -> None:
-        """Training continues, if it had not before."""
-        if self.waited_s is None:
-            self.waited_s = time.time() - self.began
-
-
 class Saver(Watcher):
     """Saves in this thread or, with `checkpoint.async_save`, in the background."""
 
@@ -79,18 +62,14 @@ class Saver(Watcher):
         config: CheckpointConfig,
         ledger: Ledger,
         nan: NanPolicy,
+        origin: Callable[[], Origin] = Origin,
         summary: Callable[[], dict[str, Any]] = dict,
-        *,
-        is_alone: bool = True,
     ) -> None:
-        """`summary`: the metrics so far, for the events of saves."""
-        self._summary = summary
         every_s = config.every_s
         self._every_s = every_s if isinstance(every_s, int | float) else None
-        self._waits = deque[float](maxlen=NUM_SAVES)
-        """Seconds for which the last saves have stopped training."""
+        self._record = SaveRecord(ledger, summary)
         self._store = store
-        self._is_alone = is_alone
+        self._origin = origin
         self._config = config
         self._ledger = ledger
         self._nan = nan
@@ -105,7 +84,6 @@ class Saver(Watcher):
         """The latest time for the first save, by the monotonic clock."""
         self.costs = Recent(RECENT_SAVES)
         """Seconds that saves took, from the start of the snapshot to the commit."""
-        store.before_save = ledger.sync
         self._evaluated: int | None = None
         """The step whose functions have run; its checkpoint on disk can be older than that."""
 
@@ -133,7 +111,7 @@ class Saver(Watcher):
         is_waited_for = thread is not None and thread.is_alive()
         return self.costs.longest * (1 + is_waited_for)
 
-    def begin(self, step: int | None) -> None:
+    def count_from(self, step: int | None) -> None:
         """Count intervals from `step`, which is saved; None: there is no checkpoint yet."""
         self._evaluated = None
         self.considered = self._last_step = step
@@ -174,13 +152,13 @@ class Saver(Watcher):
         if cause is SaveCause.periodic and self._is_skipped(step):
             return
         self._first_by = math.inf
-        pause = self._pause(step)
+        pause = self._record.begin(step)
         self.wait()
         is_newer = self._evaluated == step
-        self.begin(step)
+        self.count_from(step)
         began = time.monotonic()
-        snapshot = self._snapshot(step, state, is_complete=False, copy=self._config.async_save)
-        snapshot.replaces = is_newer
+        copy = self._config.async_save
+        snapshot = self._snapshot(step, state, copy=copy, replaces=is_newer)
         if snapshot.is_independent:
             pause.end()  # from here on training continues
             self._thread = threading.Thread(
@@ -196,33 +174,24 @@ class Saver(Watcher):
         except OSError as error:
             self._count_failure(step, error)
 
-    def _pause(self, step: int) -> _Pause:
-        """Training stops for a save."""
-        self._ledger.write("saving", step=step)  # an attempt that ends before "save" ends in it
-        return _Pause(time.time())
-
-    def _snapshot(
-        self, step: int, state: Callable[[], Any], *, is_complete: bool, copy: bool
-    ) -> Snapshot:
-        """Copy the state; if that fails on one rank, it fails on all ranks."""
+    def _snapshot(self, step: int, state: Callable[[], Any], **options: bool) -> Snapshot:
+        """Take a snapshot; if that fails on one rank, it fails on all ranks."""
         try:
-            return self._store.snapshot(step, state(), is_complete=is_complete, copy=copy)
+            return self._take(step, state, **options)
         except (Exception, Exit) as error:
-            if self._is_alone:
+            if self._store.is_alone:
                 raise
-            failure = error
             if isinstance(error, OSError):  # an OSError would be retried, as if a disk were full
-                failure = CheckpointError(f"The state cannot be saved: {error}")
+                error = CheckpointError(f"The state cannot be saved: {error}")
+            self._store.fail_save(error)
 
-        def raising() -> NoReturn:
-            raise failure
-
-        return self._store.on_all(START, raising)
+    def _take(self, step: int, state: Callable[[], Any], **options: bool) -> Snapshot:
+        return self._store.snapshot(step, state(), origin=self._origin(), **options)
 
     def _is_skipped(self, step: int) -> bool:
         """Whether to skip this save because another is in progress; logs a skip."""
         is_busy = self._thread is not None and self._thread.is_alive()
-        is_skipping = self._config.on_pending_save is OnPendingSave.skip and self._is_alone
+        is_skipping = self._config.on_pending_save is OnPendingSave.skip and self._store.is_alone
         if not is_busy or not is_skipping:  # with several ranks, only some of them would skip
             return False
         messages.warn(
@@ -241,20 +210,19 @@ class Saver(Watcher):
         Raises:
             CheckpointError: If all tries failed.
         """
-        pause = self._pause(step)
+        pause = self._record.begin(step)
         self.settle()
-        self.begin(step)
+        self.count_from(step)
         began = time.monotonic()
-        is_final = cause is SaveCause.finished
-        snapshot = self._snapshot(step, state, is_complete=is_final, copy=False)
-        snapshot.is_final, snapshot.replaces = is_final, cause is not SaveCause.stop
+        is_final, replaces = cause is SaveCause.finished, cause is not SaveCause.stop
+        snapshot = self._snapshot(step, state, copy=False, is_final=is_final, replaces=replaces)
         self._commit_final(snapshot, cause, began, pause)
 
     @sections.in_section(Phase.save, "copy")
     def keep(self, step: int, state: Callable[[], Any]) -> Snapshot | None:
         """A copy of the state, for `save_kept`; None if there is no memory for it."""
         self._join()
-        snapshot = self._store.snapshot(step, state(), is_complete=False, copy=True)
+        snapshot = self._take(step, state, copy=True)
         return snapshot if snapshot.is_independent else None
 
     @sections.in_section(Phase.save, "final")
@@ -264,9 +232,9 @@ class Saver(Watcher):
         Raises:
             CheckpointError: If it cannot be written.
         """
-        pause = self._pause(snapshot.step)
+        pause = self._record.begin(snapshot.step)
         self.settle()
-        self.begin(snapshot.step)
+        self.count_from(snapshot.step)
         self._commit_final(snapshot, cause, time.monotonic(), pause)
 
     @sections.in_section(Phase.save, "final")
@@ -279,8 +247,8 @@ class Saver(Watcher):
         Raises:
             CheckpointError: If it cannot be written.
         """
-        mark = self._store.mark_complete
-        self._try_final(step, lambda: mark(step, with_metrics=not has_changed))
+        logged = None if has_changed else self._origin().logged
+        self._try_final(step, lambda: self._store.mark_complete(step, logged))
         self.tidy()
 
     @sections.in_section(Phase.save, "copy")
@@ -297,15 +265,15 @@ class Saver(Watcher):
         Raises:
             CheckpointError: If it cannot be written.
         """
-        if not self._is_alone:
+        if not self._store.is_alone:
             self._join()  # a background save also communicates with the other ranks
-        if self._store.holds(step, is_complete=False) and self._evaluated != step:
+        if self._store.holds(step) and self._evaluated != step:
             return PendingSnapshot(None)
-        snapshot = self._store.snapshot(step, state(), is_complete=False, copy=True)
+        snapshot = self._take(step, state, copy=True)
 
         @sections.in_section(Phase.save, "held")
         def commit(cause: SaveCause = SaveCause.stop) -> None:
-            pause = self._pause(step)
+            pause = self._record.begin(step)
             self.settle()
             self._commit_final(snapshot, cause, time.monotonic(), pause)
 
@@ -324,7 +292,7 @@ class Saver(Watcher):
             messages.warn(str(error))  # the next save can succeed
 
     def _commit_final(
-        self, snapshot: Snapshot, cause: SaveCause, began: float, pause: _Pause
+        self, snapshot: Snapshot, cause: SaveCause, began: float, pause: Pause
     ) -> None:
         # A process cannot exit while a thread of it deletes a large file: after a stop, the
         # next attempt removes old checkpoints.
@@ -378,7 +346,7 @@ class Saver(Watcher):
             raise failure
 
     def _commit_beside(
-        self, snapshot: Snapshot, cause: SaveCause, began: float, pause: _Pause
+        self, snapshot: Snapshot, cause: SaveCause, began: float, pause: Pause
     ) -> None:
         try:
             self._commit(snapshot, cause, began, pause)
@@ -390,30 +358,17 @@ class Saver(Watcher):
         snapshot: Snapshot,
         cause: SaveCause,
         began: float,
-        pause: _Pause,
+        pause: Pause,
         *,
         tidies: bool = True,
     ) -> None:
         begin = time.monotonic()
-        path = self._store.commit(snapshot)
+        path = self._store.commit(snapshot, self._ledger.sync)
         if path is None:
             return
-        pause.end()
-        self._waits.append(pause.waited_s or 0.0)
         self._failures = 0
         self.costs.add(time.monotonic() - began)
-        self._ledger.write(
-            "save",
-            step=snapshot.step,
-            reason=cause.name,
-            path=path.name,
-            bytes=snapshot.num_bytes,
-            seconds=round(time.monotonic() - begin, 4),
-            began=round(pause.began, 3),
-            waited=round(pause.waited_s or 0.0, 4),
-            waits=[round(one, 4) for one in self._waits],
-            summary=self._summary(),
-        )
+        self._record.end(snapshot, path, cause.name, time.monotonic() - begin, pause)
         if tidies:
             self.tidy()
 

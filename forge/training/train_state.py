@@ -8,7 +8,7 @@ from typing import Any
 
 from forge.checkpoint import Checkpoint
 from forge.checkpoint.format.codec import Encoder
-from forge.checkpoint.io.copying import digest
+from forge.checkpoint.host_memory import digest
 from forge.group.watcher import Watcher
 from forge.process import sections
 from forge.process.progress import Phase
@@ -90,7 +90,7 @@ class TrainState(Watcher):
 
         def saved() -> dict[str, Any]:
             if live is None:
-                return self.live.ask()
+                return self.live.read_states()
             return {**live["states"], "unregistered": live["unregistered"], ".grad": live["grads"]}
 
         self._own.check_alone(self.live.given, saved)

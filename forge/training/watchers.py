@@ -30,7 +30,8 @@ class StopWatcher(Watcher):
     @property
     def is_stopping(self) -> bool:
         """Whether a stop is pending, after a signal or near the time limit."""
-        return self._handler.should_shutdown() or self.limit.is_near(self._saver.cost_s)
+        is_near = self.limit.is_set and self.limit.is_near(self._saver.cost_s)
+        return is_near or self._handler.should_shutdown()
 
     def stop_request(self) -> StopRequest:
         """The stop that the received signal, or the time limit, leads to."""
@@ -42,7 +43,7 @@ class StopWatcher(Watcher):
 
     def on_boundary(self, step: int) -> None:
         """Measure the time since the last boundary."""
-        self.limit.arrive()
+        self.limit.end_interval()
 
     def request(self, step: int) -> Request | None:
         """A stop or a save, after a signal."""
@@ -54,11 +55,13 @@ class StopWatcher(Watcher):
 
     def before_step(self, step: int) -> Request | None:
         """A stop, if the time limit is near."""
-        return None if self.limit.allows_step(self._saver.cost_s) else self.stop_request()
+        if not self.limit.is_set or self.limit.allows_step(self._saver.cost_s):
+            return None
+        return self.stop_request()
 
     def on_step(self, step: int) -> None:
         """From now on a stop has to wait."""
-        self.limit.leave()
+        self.limit.begin_interval()
 
 
 class LedgerWatcher(Watcher):

@@ -1,6 +1,7 @@
 """Random generators of a loader, of its parts, or of objects that forge cannot see."""
 
 import pytest
+from rows import few
 
 SCRIPT = "generators.py"
 
@@ -10,13 +11,13 @@ def test_a_generator_that_loader_and_loop_share_goes_on_for_both(stop_and_compar
     stop_and_compare("step 13", SCRIPT, loop="shares")
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", few(1, [2, 0]))
 def test_a_stateful_loader_with_a_generator(workers, stop_and_compare):
     """The loader's state has the position in this epoch, but not the order of the next one."""
     stop_and_compare("step 13", SCRIPT, loop="stateful", workers=workers)
 
 
-@pytest.mark.parametrize("kind", ["plain", "persistent", "stateful", "own", "transformed"])
+@pytest.mark.parametrize("kind", few(2, ["persistent", "own", "plain", "stateful", "transformed"]))
 def test_what_workers_draw_to_collate_a_seeded_batch_is_drawn_again(kind, stop_and_compare):
     """A resume does not load the batches before the stop again, so their draws must not matter.
 

@@ -53,7 +53,7 @@ class Ruled:
         self.job = job_of(folder, planned(ranks=ranks), nodes="n1", say=self.said.append)
         self.job.write(State.running)
         self.hangs = Hangs(self.job, ranks, action)
-        self.hangs.begin(1)
+        self.hangs.begin_attempt(1)
 
     @property
     def lines(self):
@@ -79,8 +79,9 @@ class Ruled:
         """Ranks report without a query that their limit has passed."""
         for one in reports:
             hang_files.write_report(self.forge, one)
-        self.hangs._looked = 0.0  # long ago
-        self.hangs.look(gone or {})
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(hangs, "TICK_S", 0.0)
+            self.hangs.look(gone or {})
 
     def answer(self, *reports, gone=None):
         """Ranks answer the wrapper's query."""
@@ -159,8 +160,8 @@ def test_a_rank_that_does_not_report_is_the_culprit(tmp_path, monkeypatch):
     """The rank's node can be down before Slurm notices."""
     job = Ruled(tmp_path)
     job.expire(report(0))
-    for phase in hangs._PATIENCE_S:
-        monkeypatch.setitem(hangs._PATIENCE_S, phase, 0.0)
+    for phase in hangs.PATIENCE_S:
+        monkeypatch.setitem(hangs.PATIENCE_S, phase, 0.0)
     job.answer(report(0))
     job.answer(report(0))
     assert job.phase is QueryPhase.end
@@ -246,7 +247,7 @@ def test_files_of_an_earlier_attempt_are_removed_when_the_next_begins(job):
     """The wrapper of the earlier attempt was killed before it could delete its query."""
     hang_files.write_report(job.forge, report(1))
     (job.files / ".rank1.tmp-0").write_text("{")  # its supervisor was killed as well
-    job.hangs.begin(2)
+    job.hangs.begin_attempt(2)
     assert list(job.files.iterdir()) == []
 
 
@@ -254,7 +255,7 @@ def test_files_of_another_attempt_are_ignored(job):
     """A network file system can still list a file that was deleted."""
     assert hang_files.read_query(job.forge, 2) is None
     assert hang_files.read_reports(job.forge, 2, range(2)) == []
-    job.hangs.begin(2)
+    job.hangs.begin_attempt(2)
     job.expire(report(0))
     assert hang_files.read_query(job.forge, 2) is None
     assert job.lines == job.said == []
@@ -272,7 +273,7 @@ def test_half_a_report_is_ignored(tmp_path):
 
 def test_without_a_query_the_wrapper_looks_every_two_seconds(job, monkeypatch):
     """The wrapper wakes up much more often, for other reasons."""
-    job.hangs.begin(1)
+    job.hangs.begin_attempt(1)
     now = time.monotonic()
     looks = []
     monkeypatch.setattr(hang_files, "read_reports", lambda *_: looks.append(now))
@@ -380,7 +381,7 @@ def test_a_rank_that_shows_no_stacks_is_not_missing(job, monkeypatch):
     """The rank has reported before; its disk or node was too slow to write the stacks."""
     both = report(0), report(1, step=6)
     job.answer(*both)
-    monkeypatch.setitem(hangs._PATIENCE_S, QueryPhase.stacks, 0.0)
+    monkeypatch.setitem(hangs.PATIENCE_S, QueryPhase.stacks, 0.0)
     job.answer(both[0])
     assert job.phase is QueryPhase.end
     assert "fewest steps" in job.said[0]

@@ -34,9 +34,9 @@ class Clock:
     def step(self, limit, seconds, save_s=2.0):
         """One step, after a boundary; whether another may follow."""
         self.pass_s(seconds)
-        limit.arrive()
+        limit.end_interval()
         may_follow = limit.allows_step(save_s)
-        limit.leave()
+        limit.begin_interval()
         return may_follow
 
 
@@ -136,7 +136,7 @@ def test_a_step_that_was_long_once_is_forgotten(clock):
     for _ in range(2 * RECENT_STEPS):
         assert clock.step(limit, 1)
     clock.pass_s(5000)
-    limit.leave()
+    limit.begin_interval()
     assert clock.step(limit, 1)  # 3600 s would not fit any more
 
 
@@ -151,10 +151,10 @@ def test_a_save_within_a_boundary_is_no_part_of_the_step(clock):
     """It would count twice: a minute early for every minute that a save takes."""
     limit = clock.limit(100)
     assert clock.step(limit, 0)
-    limit.arrive()
+    limit.end_interval()
     clock.pass_s(30)  # the periodic save
     assert limit.allows_step(30)
-    limit.leave()
+    limit.begin_interval()
     assert clock.step(limit, 1, save_s=30)
     assert clock.step(limit, 20, save_s=18)
     assert not clock.step(limit, 1, save_s=18)

@@ -211,8 +211,12 @@ def test_a_program_that_is_not_there_is_a_failure(played):
 
 def test_the_rank_that_failed_first_says_why(played):
     """The other ranks fail because of it, or are killed."""
-    ended = played().step(137, report(KILLED, time=9.0), report(65, 1, time=5.0)).run(RUNS)
+    ranks = report(KILLED, time=9.0), report(65, 1, time=5.0, node="n2")
+    ended = played().step(137, *ranks).run(RUNS, on="n[1-2]")
     assert (ended.reason, ended.code) == ("halted", 65)
+    began, end = (one for one in ended.events if one["kind"] in ("attempt", "end"))
+    assert (began["attempt"], began["job"], began["nodes"]) == (1, "7", "n[1-2]")
+    assert (end["attempt"], end["rank"], end["node"]) == (1, 1, "n2")
 
 
 def test_the_rank_whose_check_failed_says_why(played):

@@ -203,9 +203,12 @@ def main():
         os.closerange(own.fileno() + 1, 1 << 16)
     if request["is_worker"]:
         warm.adopt(own)
-    elif own:
-        warm.inherit(own)
-        compose_once()
+    else:
+        # forge looks for open files at exit: to thaw torch's objects would copy all of them.
+        gc.freeze = gc.unfreeze = lambda: None
+        if own:
+            warm.inherit(own)
+            compose_once()
     os.umask(request["umask"])
     os.chdir(request["cwd"])
     if is_wrapper(request["command"]):

@@ -9,10 +9,10 @@ import pytest
 from harness import until
 
 import forge
+from forge.errors import NoSweep
 from forge.jobdir import ledger
 from forge.jobdir.job_state import State
 from forge.sweeps import find
-from forge.sweeps.sweep import NoSweep
 
 
 def everything_in(folder):

@@ -81,7 +81,7 @@ def changed_options(words: Iterable[str], launcher: str) -> dict[str, Any]:
         words: The overrides.
         launcher: `local` or `slurm`.
     Raises:
-        ConfigError: If one is no option of the launcher.
+        ConfigError: If one is not an option of the launcher.
     """
     names = options_of(launcher)
     found: dict[str, Any] = {}

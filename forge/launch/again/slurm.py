@@ -65,9 +65,9 @@ def run(path: Path, jobs: Sequence[Job], launched: LaunchRecord, changes: dict[s
             script = call.bundle.with_suffix(".sh")
             write_atomically(script, call.script)
             composed = [one.composed for _, one, _ in members]
-            submitted.begin(script, [job.number for job, _, _ in members], composed)
+            submitted.note_request(script, [job.number for job, _, _ in members], composed)
             try:
-                submitted.end(script, client.submit(script, tell=messages.warn))
+                submitted.note_answer(script, client.submit(script, tell=messages.warn))
             except SlurmRefused as error:
                 problem = f"sbatch did not accept the batch script {script}:\n{error}"
                 raise ConfigError([problem], "The submission") from error

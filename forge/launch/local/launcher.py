@@ -20,12 +20,12 @@ from forge.jobdir import cancel_request, job_dir
 from forge.jobdir import code as job_code
 from forge.jobdir.job_files import STATE, TASK, forge_dir, write_atomically
 from forge.jobdir.plan import RequeueLimits
-from forge.launch import opening, payload, plan
+from forge.launch import opening, payload, planning
 from forge.launch.compose import compose, is_stale, start_over
 from forge.launch.hydra_launcher import Request
 from forge.launch.local import resources
 from forge.launch.local.queue import LIMIT, Queue, QueuedJob
-from forge.launch.plan import ComposedJob
+from forge.launch.planning import ComposedJob
 from forge.launch.progress.again import how_to_resume
 from forge.launch.record import LaunchRecord
 from forge.launch.results import result_of
@@ -98,7 +98,7 @@ def _freeze(
     outer = HydraConfig.instance().cfg
     code = job_code.fingerprint()
     for job in jobs:
-        if plan.is_finished(job.directory):
+        if planning.is_finished(job.directory):
             if not is_stale(job, code):
                 continue
             start_over(job)
@@ -114,7 +114,7 @@ def _freeze(
             write_atomically(forge_dir(job.directory) / TASK, data)
             tasks = options.tasks_per_job
             threads = max(options.cpus_per_job // tasks, 1)
-            made = plan.make(job, main, options.time_limit_s, threads, tasks)
+            made = planning.make(job, main, options.time_limit_s, threads, tasks)
             replace(made, code=code).write(job.directory)
         finally:
             HydraConfig.instance().cfg = outer

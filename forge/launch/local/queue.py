@@ -21,7 +21,7 @@ from forge.jobdir.job_files import OUTPUT, PLAN, TOKEN, forge_dir
 from forge.jobdir.job_state import JobState, State
 from forge.launch.interrupts import handled
 from forge.launch.local.resources import Slots
-from forge.launch.plan import ROOT
+from forge.launch.planning import ROOT
 from forge.launch.progress.display import Display
 from forge.launch.progress.observed import ObservedJob
 
@@ -96,7 +96,7 @@ class Queue:
                 self._handled = len(self._received)
                 self._stop(self._received[-1], self._handled)
             while self._free and not self._received and (job := self._next()) is not None:
-                self._start(job)
+                self.start(job)
             running = [job for job in self._jobs if job.process is not None]
             has_ended = False
             for job in running:
@@ -116,7 +116,8 @@ class Queue:
 
     # -- a job ---------------------------------------------------------------------------------
 
-    def _start(self, job: QueuedJob, *, is_continued: bool = False) -> None:
+    def start(self, job: QueuedJob, *, is_continued: bool = False) -> None:
+        """Start the wrapper of a job; `is_continued`: an earlier wrapper was killed."""
         if job.slot is None:
             job.slot = self._free.pop()
         environment = dict(os.environ)
@@ -166,7 +167,7 @@ class Queue:
                 f"job {job.number}: forge's wrapper process {how}, and is started again"
             )
             job.wrappers += code >= 0  # a kill does not count; another error might repeat
-            self._start(job, is_continued=True)
+            self.start(job, is_continued=True)
             return
         elif self._received:
             job.state, job.because, job.code = State.stopped, "stopped", code

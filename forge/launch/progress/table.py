@@ -52,7 +52,7 @@ def clock(seconds: float | None) -> str:
     return f"{minutes // 60}:{minutes % 60:02}:{second:02}"
 
 
-def _per_second(rate: float | None) -> str:
+def per_second(rate: float | None) -> str:
     """A rate as people read it; empty if unknown."""
     if rate is None or not 0 < rate < math.inf:
         return ""
@@ -69,7 +69,7 @@ def _cells(view: JobView) -> dict[str, str]:
         "overrides": escape(view.overrides),
         "steps": f"{step}/{view.steps}" if step and view.steps else step,
         "restarts": str(view.restarts or ""),
-        "rate": _per_second(view.rate) if is_active else "",
+        "rate": per_second(view.rate) if is_active else "",
         "left": clock(view.left_s) if is_active else "",
         "remark": escape(", ".join(filter(None, (view.remark, waits)))),
     }

@@ -25,10 +25,10 @@ from forge.jobdir import code as job_code
 from forge.jobdir.job_files import write_atomically
 from forge.jobdir.job_state import State
 from forge.jobdir.plan import JobPlan, SlurmPlan
-from forge.launch import opening, payload, plan
+from forge.launch import opening, payload, planning
 from forge.launch.compose import compose, is_stale, start_over
 from forge.launch.hydra_launcher import Request
-from forge.launch.plan import ROOT, ComposedJob
+from forge.launch.planning import ROOT, ComposedJob
 from forge.launch.progress.again import how_to_resume
 from forge.launch.record import LaunchRecord
 from forge.launch.results import result_of
@@ -153,7 +153,7 @@ def _find(jobs: list[_Job], submitted: Submitted, directory: Path) -> None:
     """Find the jobs of an earlier start of this sweep that are finished, or still in the queue."""
     code = job_code.fingerprint()
     for job in jobs:
-        if plan.is_finished(job.composed.directory):
+        if planning.is_finished(job.composed.directory):
             job.is_stale = is_stale(job.composed, code)
             job.is_finished = not job.is_stale
     if submitted.is_empty:
@@ -236,9 +236,9 @@ def _submit(
         script = call.bundle.with_suffix(".sh")
         write_atomically(script, call.script)
         numbers = [job.composed.place.number for job in members]
-        submitted.begin(script, numbers, [job.composed.composed for job in members])
+        submitted.note_request(script, numbers, [job.composed.composed for job in members])
         try:
-            submitted.end(script, client.submit(script, tell=_tell_of_sbatch))
+            submitted.note_answer(script, client.submit(script, tell=_tell_of_sbatch))
         except SlurmRefused as error:
             _find_in_queue(submitted)
             if submitted.is_lost(script):
@@ -287,7 +287,7 @@ def step_plan(options: SlurmOptions, directory: Path, cluster: Cluster) -> Slurm
 def _pack(job: _Job, shared: payload.Shared, cluster: Cluster) -> tuple[Path, JobPlan, bytes]:
     composed, options = job.composed, job.options
     data, main = shared.dump(composed.config)
-    made = plan.make(composed, main, options.time_limit_s, options.cpus_per_task or 1)
+    made = planning.make(composed, main, options.time_limit_s, options.cpus_per_task or 1)
     slurm = step_plan(options, composed.directory, cluster)
     requeue = replace(made.requeue, is_up_to_site=not composed.is_active)
     if composed.policy is not None:

@@ -145,7 +145,7 @@ class QueueWatcher:
         bell, self._bell = os.pipe()
         try:
             with handled(self._on_signal), Display(mode=self._progress) as self._display:
-                while not self._received and self._poll():
+                while not self._received and self.poll():
                     self._show()
                     # Poll, since a change of a file on another machine sends no event.
                     pause_s = _LOOK_S + _LOOK_PER_JOB_S * len(self._jobs)
@@ -163,7 +163,7 @@ class QueueWatcher:
     def _show(self) -> None:
         self._display.update([job.view() for job in self._jobs])
 
-    def _poll(self) -> bool:
+    def poll(self) -> bool:
         """Update all jobs; returns whether any of them has not ended."""
         waiting = [job for job in self._jobs if not job.state.is_final]
         for job in waiting:

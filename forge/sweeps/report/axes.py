@@ -1,4 +1,4 @@
-"""What the figures of the report share: colours, rows, and values as plotly reads them."""
+"""Colours, rows and values of the figures of the report, as plotly reads them."""
 
 from __future__ import annotations
 

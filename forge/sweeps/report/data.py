@@ -11,9 +11,9 @@ from typing import Any
 from forge.jobdir.jsonl import Event
 from forge.sweeps import attempts, curves, times
 from forge.sweeps.attempts import Attempt
+from forge.sweeps.chosen_metric import Chosen
 from forge.sweeps.curves import Curve
 from forge.sweeps.job import Job
-from forge.sweeps.status import Chosen
 from forge.sweeps.sweep import Sweep
 from forge.sweeps.times import Part, Segment
 

@@ -22,6 +22,7 @@ from forge.data import loaders
 from forge.data.position import Position
 from forge.errors import ForgeError
 from forge.process import sections
+from forge.state.run_state import RunState
 from forge.training import misuse
 from forge.training.boundary import Boundary
 from forge.training.loop import step_limit
@@ -34,9 +35,9 @@ from forge.training.parts import Parts
 class Epochs:
     """The loop over `run.epochs`, and the pass of the current epoch."""
 
-    def __init__(self, parts: Parts, start: EpochStart, boundary: Boundary, steps: Steps) -> None:
+    def __init__(self, parts: Parts, own: RunState, boundary: Boundary, steps: Steps) -> None:
         self._loops = parts.loops
-        self._start = start
+        self._start = EpochStart(parts.loops, own)
         self._boundary = boundary
         self._shutdown = parts.shutdown
         self._stops = parts.stops
@@ -57,7 +58,7 @@ class Epochs:
 
     # -- epochs --------------------------------------------------------------------------------
 
-    def begin(self, count: int) -> Iterator[int]:
+    def iterate(self, count: int) -> Iterator[int]:
         """See `Run.epochs`."""
         if self._loops.positions:
             raise ForgeError(misuse.EPOCHS_AFTER_A_LOOP)
@@ -65,7 +66,7 @@ class Epochs:
         self._last = weakref.ref(loop)
         return loop
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Close iterators that a script still references after a break."""
         self._close_pass()
         close(self._last)
@@ -80,15 +81,15 @@ class Epochs:
 
     def _epochs(self, count: int) -> Generator[int, None, None]:
         loops = self._loops
-        place = loops.enter_epochs()
+        now = loops.enter_epochs()
         self._boundary.lengths.check_count("epochs", count)
-        has_finished = loops.is_complete and count <= place.planned
+        has_finished = loops.is_complete and count <= now.planned
         if has_finished or (loops.is_over(math.inf) and not loops.due):
             self._boundary.pass_over()
             return
-        place.planned = count
+        now.planned = count
         loops.begin_loop(math.inf)
-        self._is_resumed = place.phase is not EpochPhase.before
+        self._is_resumed = now.phase is not EpochPhase.before
         while self._begin_epoch(count):
             try:
                 yield self._epoch.epoch
@@ -132,7 +133,7 @@ class Epochs:
         return True
 
     def _end_epoch(self) -> None:
-        place = self._epoch
+        now = self._epoch
         self._close_pass()
         with self._shutdown.giving_up():
             if self._kept is not None:
@@ -140,9 +141,9 @@ class Epochs:
         self._boundary.check_left()
         self._boundary.let_go()
         if self._is_pass_due:
-            raise ForgeError(misuse.epoch_without_pass(place.epoch))
+            raise ForgeError(misuse.epoch_without_pass(now.epoch))
         self._is_resumed = False
-        place.epoch, place.phase, place.values = place.epoch + 1, EpochPhase.before, None
+        now.epoch, now.phase, now.values = now.epoch + 1, EpochPhase.before, None
 
     # -- the pass of an epoch ------------------------------------------------------------------
 
@@ -156,7 +157,7 @@ class Epochs:
         if not self._is_pass_due:
             raise ForgeError(misuse.BATCHES_WITHOUT_EPOCH)
         self._is_pass_due = False
-        position = self._loops.open(loader, self._epoch.epoch)
+        position = self._loops.open_loader(loader, self._epoch.epoch)
         self._enter(position, loader)
         if self._epoch.phase is EpochPhase.within:
             self._boundary.lengths.compare(loaders.num_batches(loader))
@@ -201,19 +202,18 @@ class Epochs:
             position.load_finished(before)  # not if each epoch makes its own loader
             position.name_changes(before)
         self._older = []
-        loops.positions[-1] = position
-        self._epoch.phase = EpochPhase.within
+        loops.begin_pass(position)
         self._boundary.begin_pass()
 
     def _end_pass(self, *, is_left: bool = False) -> None:
-        place = self._epoch
+        now = self._epoch
         # A break and an error look the same here. After a stop request, the stop can be the cause;
         # with several ranks, all of them have left the pass by now.
         is_caused = is_left and self._boundary.is_alone and self._stops.is_stopping
         may_stop = self._may_stop and not is_caused
-        is_first = place.phase is EpochPhase.within
+        is_first = now.phase is EpochPhase.within
         self._boundary.end_pass(
-            place.epoch + 1, is_first=is_first, may_stop=may_stop, is_left=is_left
+            now.epoch + 1, is_first=is_first, may_stop=may_stop, is_left=is_left
         )
 
 

@@ -1,13 +1,14 @@
-"""The progress of a run: its loops, the steps done, and what each loop reads.
+"""The progress of a run: its loops, the steps done, and the position of each loop in its data.
 
-`capture` makes the `LoopState` of a checkpoint, and `load` takes it over. What a resumed loop needs
-only when it begins stays in `loaded` until then.
+`capture` makes the `LoopState` of a checkpoint, and `load` takes it over. `loaded` has the values
+that a resumed loop needs when it begins.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -88,7 +89,7 @@ class LoopProgress:
 
     # -- the loops -----------------------------------------------------------------------------
 
-    def open(self, loader: Iterable[Any], epoch: int = 0) -> Position:
+    def open_loader(self, loader: Iterable[Any], epoch: int = 0) -> Position:
         """Start reading a loader; log once what a resume cannot repeat exactly."""
         position = Position(loader, epoch)
         for before in self.positions:
@@ -135,6 +136,25 @@ class LoopProgress:
             self.finished_by = ""
         self.is_complete = self.is_between = False
 
+    def begin_pass(self, position: Position) -> None:
+        """Begin the pass of an epoch."""
+        assert self.epochs is not None
+        self.positions[-1], self.epochs.phase = position, EpochPhase.within
+
+    def begin_step(self) -> None:
+        """A step begins."""
+        self.is_in_step = True
+
+    def end_step(self, step: int | None) -> None:
+        """A step has ended.
+
+        Args:
+            step: Steps done now; None: the step does not count.
+        """
+        self.is_in_step = False
+        if step is not None:
+            self.step, self.due = step, None
+
     def is_over(self, n: float) -> bool:
         """Whether the current loop has no steps left to do."""
         return self.step >= n or self.number in self._broken_off
@@ -168,9 +188,15 @@ class LoopProgress:
         self.is_between = True
         sections.current().rest()
 
+    @contextlib.contextmanager
+    def not_between(self) -> Iterator[None]:
+        """In the block, forge itself runs, and no interruption can save the state between loops."""
+        was_between, self.is_between = self.is_between, False
+        yield
+        self.is_between = was_between
+
     def close(self) -> None:
         """Close the iterators of the loaders."""
-        self.is_between = False
         self.loaders.close()
         for position in self.positions:
             if isinstance(position, Position):

@@ -17,7 +17,7 @@ from forge.training import misuse
 from forge.training.loop import loop_state
 from forge.training.loop.evaluations import Evaluations
 from forge.training.loop.loop_progress import LoopProgress
-from forge.training.loop.loop_state import EpochPhase, EpochPosition
+from forge.training.loop.loop_state import EpochPhase
 from forge.training.loop.pushed import Start
 from forge.training.loop.resumable_loader import ResumableLoader
 from forge.training.loop.steps import again, close
@@ -26,7 +26,7 @@ from forge.training.nan.update import Updater
 
 
 class PlainLoops:
-    """What `Attempt` offers, with `resilience.enabled=false`."""
+    """The interface of `Attempt`, with `resilience.enabled=false`."""
 
     resumed_from = None
     is_stopping = False
@@ -55,8 +55,8 @@ class PlainLoops:
             raise ForgeError(misuse.STEPS_AND_EPOCHS)
         if loops.positions and loops.step >= n:
             raise ForgeError(again(n, loops.step))
-        position = Position(loader) if loader is not None else None
-        loops.positions.append(position)
+        loops.enter_steps()
+        loops.positions[-1] = position = Position(loader) if loader is not None else None
         self._is_finished = False
         while loops.step < n and not self._is_finished:
             batch = position.next() if position is not None else None
@@ -70,9 +70,7 @@ class PlainLoops:
         """See `Run.epochs`."""
         if self.loops.positions:
             raise ForgeError(misuse.EPOCHS_AFTER_A_LOOP)
-        self._is_finished = False
-        self.loops.positions.append(None)
-        self.loops.epochs = now = EpochPosition()
+        self._is_finished, now = False, self.loops.enter_epochs()
         try:
             while now.epoch < n and not self._is_finished:
                 now.phase, self._is_pass_due = EpochPhase.before, True
@@ -85,7 +83,7 @@ class PlainLoops:
         finally:
             self._is_pass_due = False
             self._after.close()
-            self.loops.is_between = True
+            self.loops.end_loop()
         self._run_due(is_end=True, is_rest=True)
 
     def batches(self, loader: Iterable[Any]) -> Iterator[tuple[int, Any]]:
@@ -98,8 +96,8 @@ class PlainLoops:
         loops, now = self.loops, self.loops.epochs
         if not self._is_pass_due or now is None:
             raise ForgeError(misuse.BATCHES_WITHOUT_EPOCH)
-        self._is_pass_due, now.phase = False, EpochPhase.within
-        loops.positions[-1] = position = Position(loader, now.epoch)
+        self._is_pass_due, position = False, Position(loader, now.epoch)
+        loops.begin_pass(position)
         evaluated = loops.step
         try:
             while not self._is_finished:
@@ -119,33 +117,35 @@ class PlainLoops:
         """See `Run.begin`."""
         if self.loops.positions:
             raise ForgeError(misuse.BEGIN_AFTER_A_LOOP)
-        self.loops.positions.append(loop_state.pushed(epoch=0))
-        self.loops.is_in_step = True
+        self.loops.enter_pushed()
+        self.loops.begin_step()
         return Start(self.loops.step, epoch=0, is_resumed=False, is_finished=False)
 
     def pass_boundary(self, step: int, epoch: int, taken: object) -> bool:
         """See `Run.boundary`."""
         loops = self.loops
         misuse.check_boundary(step, loops.step, is_open=loops.is_in_step)
-        loops.is_in_step = False
         self.updater.settle()
-        loops.step, loops.positions[-1] = step, loop_state.pushed(epoch)
+        loops.end_step(step)
+        loops.positions[-1] = loop_state.pushed(epoch)
         self._run_due(is_end=self._is_finished)
-        loops.is_in_step = not self._is_finished
+        if not self._is_finished:
+            loops.begin_step()
         self.updater.on_step(step)
         return self._is_finished
 
     def end_loop(self, reason: str) -> None:
         """See `Run.end_loop`."""
         if self.loops.is_in_step:
-            self.loops.is_in_step = False
+            self.loops.end_step(None)
             self._run_due(is_end=True, is_rest=True)
 
     def _one(self, value: Any) -> Generator[Any, None, None]:
         """One step."""
         loops = self.loops
         self.updater.on_step(loops.step)
-        has_counted = loops.is_in_step = True
+        loops.begin_step()
+        has_counted = True
         try:
             yield value
         except GeneratorExit:  # break: the step counts if it changed anything
@@ -153,8 +153,7 @@ class PlainLoops:
             raise
         finally:
             self.updater.settle()
-            loops.is_in_step = False
-            loops.step += has_counted
+            loops.end_step(loops.step + 1 if has_counted else None)
 
     def _run_due(self, *, is_end: bool, is_rest: bool = False) -> None:
         due = self._evaluations.due(self.loops.step, is_end=is_end, is_rest=is_rest)

@@ -69,20 +69,14 @@ class PushedLoop:
             self._boundary.pass_over()
             return start
         for one in self._loaders.values():
-            loops.open(one.loader)
+            loops.open_loader(one.loader)
         loops.fixed.begin_loop()
         loops.begin_loop(math.inf)
         self._boundary.begin_loop()
-        if not self._boundary.pass_through(None, math.inf):
-            self._begin_step()
+        self._is_open = not self._boundary.pass_through(None, math.inf)
+        if self._is_open:
+            loops.begin_step()
         return start
-
-    def _begin_step(self) -> None:
-        self._is_open = self._loops.is_in_step = True
-
-    def _end_step(self) -> None:
-        self._loops.is_in_step = False
-        self._updater.settle()
 
     def boundary(self, step: int, epoch: int, taken: int | None) -> bool:
         """See `Run.boundary`."""
@@ -92,15 +86,15 @@ class PushedLoop:
             self._check_loader(taken)
         except ConfigError as error:
             self._shutdown.give_up(error)
-        self._end_step()
-        loops.step, loops.due = step, None
+        self._updater.settle()
+        loops.end_step(step)
         loops.positions[-1] = loop_state.pushed(epoch)
-        if self._boundary.pass_through(None, math.inf):
-            self._is_open = False
+        self._is_open = not self._boundary.pass_through(None, math.inf)
+        if self._is_open:
+            loops.begin_step()
+        else:
             self._boundary.end_loop()
-            return True
-        self._begin_step()
-        return False
+        return not self._is_open
 
     def _check_loader(self, taken: int | None) -> None:
         """Refuse a loop whose batches are not the ones that its loader has given out.
@@ -145,6 +139,7 @@ class PushedLoop:
         """See `Run.end_loop`."""
         if not self._is_open:
             return
-        self._end_step()
         self._is_open = False
+        self._updater.settle()
+        self._loops.end_step(None)
         self._boundary.break_off(reason)

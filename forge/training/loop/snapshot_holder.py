@@ -41,7 +41,7 @@ class SnapshotHolder:
         self._is_alone = parts.group.size == 1
         self._hold_s = 0.0
         """Seconds that the last copy took."""
-        self._boundary = self._asked = 0
+        self._boundary = self._requested = 0
         """The boundary that all ranks hold, and the one for which this rank requested a stop."""
         self.held: PendingSnapshot | None = None
 
@@ -82,9 +82,9 @@ class SnapshotHolder:
     def let_go(self) -> None:
         """The functions have returned on all ranks, or all ranks know of a stop."""
         with self._shutdown.giving_up():
-            asked = self._group.let_go()
-        if asked is not None and self.held is not None:
-            self._shutdown.stop(asked, self.held.commit)
+            request = self._group.let_go()
+        if request is not None and self.held is not None:
+            self._shutdown.stop(request, self.held.commit)
         self.held = None
 
     def discard(self) -> None:
@@ -95,8 +95,8 @@ class SnapshotHolder:
         """Whether to commit the held state; also requests a stop on the other ranks."""
         if self._is_alone:
             return self._stops.is_stopping
-        if self._asked != self._boundary and self._stops.is_stopping:
-            self._asked = self._boundary
+        if self._requested != self._boundary and self._stops.is_stopping:
+            self._requested = self._boundary
             self._group.propose(replace(self._stops.stop_request(), boundary=self._boundary))
         return self._group.held_stop() is not None
 
@@ -108,8 +108,8 @@ class SnapshotHolder:
         while not (is_due := self.is_stop_due()) and time.monotonic() < until:
             time.sleep(_LOOK_S)
         if is_due:
-            asked = self._group.held_stop() or self._stops.stop_request()
-            self._shutdown.stop(asked, self.held.commit)
+            request = self._group.held_stop() or self._stops.stop_request()
+            self._shutdown.stop(request, self.held.commit)
 
     def stop_by(self, error: Exception, explains: Callable[[Exception], bool]) -> None:
         """Exit if an error in a function was caused by a stop; else return."""

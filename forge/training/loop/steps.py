@@ -55,7 +55,7 @@ class Steps:
         self._repeated: tuple[Any, float, int] = (None, 0, 0)
         """The last loop's loader and `n`, and the number of loops in a row over that loader."""
 
-    def begin(self, n: float, loader: Iterable[Any] | None) -> Iterator[Any]:
+    def iterate(self, n: float, loader: Iterable[Any] | None) -> Iterator[Any]:
         """See `Run.steps`."""
         if self._loops.epochs is not None:
             raise ForgeError(misuse.STEPS_AND_EPOCHS)
@@ -65,7 +65,7 @@ class Steps:
         self._last = weakref.ref(loop)
         return loop
 
-    def end(self) -> None:
+    def close(self) -> None:
         """End the loop after a break, if the script still references its iterator."""
         close(self._last)
 
@@ -98,7 +98,7 @@ class Steps:
             self._boundary.pass_over(n)
             return
         loops.fixed.begin_loop()
-        position = loops.open(loader) if loader is not None else None
+        position = loops.open_loader(loader) if loader is not None else None
         loops.positions[-1] = position
         loops.begin_loop(n)
         if position is not None and saved is not None:
@@ -136,15 +136,13 @@ class Steps:
                 self._shutdown.give_up(error)
         for tell in self._watchers.on_batch:
             tell(batch)
-        loops.is_in_step, has_counted = True, True
+        loops.begin_step()
+        has_counted = True
         try:
             yield (loops.step, batch) if position is not None else loops.step
         except GeneratorExit:  # break: the step counts if it changed anything
             has_counted = self._updater.has_updated
             raise
         finally:
-            loops.is_in_step = False
             self._updater.settle()
-            if has_counted:
-                loops.step += 1
-                loops.due = None
+            loops.end_step(loops.step + 1 if has_counted else None)

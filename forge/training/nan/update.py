@@ -91,7 +91,7 @@ class Updater(Watcher):
         if scaler is not None and not scaler.is_enabled():
             scaler = None
         if scaler is not None:
-            self._scaling.begin(scaler, optimizers)
+            self._scaling.begin_update(scaler, optimizers)
             for one in optimizers:
                 scaler.unscale_(one)
         parameters = _with_gradients(optimizers)
@@ -110,7 +110,7 @@ class Updater(Watcher):
                 one.step() if scaler is None else scaler.step(one)
         if scaler is not None:
             # Also after a skipped update: lowers the scale, and allows unscale_ to be called again.
-            self._scaling.end(scaler, optimizers, schedules if may_update else ())
+            self._scaling.end_update(scaler, optimizers, schedules if may_update else ())
         elif may_update:
             for schedule in schedules:
                 schedule.step()
@@ -228,7 +228,7 @@ class Updater(Watcher):
             raise ForgeError("run.update(optimizer=[]): expected at least one optimizer.")
         named = [("optimizer", one) for one in optimizers] + [("schedule", s) for s in schedules]
         for name, one in [*named, *([("scaler", scaler)] if scaler is not None else [])]:
-            if not self._live.holds(one):
+            if not self._live.has(one):
                 raise ForgeError(
                     f"run.update({name}=…): this {type(one).__name__} was not given to forge.Run,"
                     f" so its state would be lost at every stop. Write"

@@ -9,10 +9,11 @@ import torch
 from harness import assert_same_run
 from nan_trainer import outliving
 from ranked import RankedJob
+from rows import each_value, few
 from torch.utils.data import DataLoader
 
 import forge
-from forge.checkpoint.format import names
+from forge.checkpoint.format import manifest
 from forge.jobdir import spawned
 
 STEPS = 40
@@ -36,7 +37,14 @@ def starts(job):
 
 @pytest.mark.parametrize(
     ("place", "name"),
-    [*STRIKES, ("epoch 1", "KILL"), ("epoch 2", "TERM"), ("after", "KILL"), ("after", "TERM")],
+    few(
+        6,
+        [
+            *(("epoch 1", "KILL"), ("after", "TERM"), ("step 13", "USR1"), ("end 9", "KILL")),
+            *(("step 26", "KILL"), ("end 17", "TERM"), ("epoch 2", "TERM"), ("after", "KILL")),
+            *STRIKES,
+        ],
+    ),
 )
 def test_a_loop_of_somebody_else_s_ends_with_the_same_bits(
     place, name, tmp_path, make_job, undisturbed
@@ -66,8 +74,11 @@ def test_a_loader_that_reads_ahead_is_refused_at_the_first_boundary(tmp_path, ma
     assert job.history.attempts[0].events[-1]["kind"] == "error"
 
 
-@pytest.mark.parametrize("place", ["step 17", "end 20"])
-@pytest.mark.parametrize("spec", [{"workers": 2}, *({"kind": k} for k in KINDS)], ids=str)
+@pytest.mark.parametrize(
+    ("spec", "place"),
+    each_value([{"workers": 2}, *({"kind": k} for k in KINDS)], ["step 17", "end 20"]),
+    ids=str,
+)
 def test_other_loaders_have_their_place_too(spec, place, tmp_path, make_job, undisturbed):
     """Inside a pass, and after its last batch."""
     job = make_job(tmp_path / "job", kill_at={place: "TERM"}, **spec, **SPEC)
@@ -75,8 +86,9 @@ def test_other_loaders_have_their_place_too(spec, place, tmp_path, make_job, und
     assert_same_run(job, undisturbed(**spec, **SPEC))
 
 
-@pytest.mark.parametrize("place", ["step 6", "end 7", "step 7", "end 14"])
-@pytest.mark.parametrize("kind", ["plain", "stateful"])
+@pytest.mark.parametrize(
+    ("place", "kind"), each_value(["step 6", "end 7", "step 7", "end 14"], ["plain", "stateful"])
+)
 def test_a_pass_that_is_left_early_is_ended_by_the_loop(
     kind, place, tmp_path, make_job, undisturbed
 ):
@@ -239,7 +251,7 @@ def test_a_saved_state_can_be_read_before_the_run_is_entered(run, tmp_path):
     ):
         run().peek("trainr")
     assert forge.Run({"enabled": False}).peek("trainer") is None
-    (checkpoint / names.TENSORS).write_bytes(b"")
+    (checkpoint / manifest.TENSORS).write_bytes(b"")
     with pytest.raises(forge.DamagedCheckpoint, match=r"No checkpoint in .* can be used"):
         run().peek("trainer")
 

@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 from nan_trainer import assert_close, assert_same_state
+from rows import each_value
 from updates import OPTIMIZERS, a_run, build, losses
 
 import forge
@@ -12,9 +13,10 @@ from forge.shutdown import stopping
 from forge.training import metrics
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("clip_norm", [None, 0.5])
-@pytest.mark.parametrize("policy", [{}, {"enabled": False}], ids=["enabled", "disabled"])
+@pytest.mark.parametrize(
+    ("name", "clip_norm", "policy"),
+    each_value([*OPTIMIZERS], [None, 0.5], [{}, {"enabled": False}], num_rows=6),
+)
 def test_fifty_updates_give_the_very_bits_of_the_loop_written_by_hand(
     tmp_path, name, clip_norm, policy
 ):
@@ -93,9 +95,10 @@ def syncs(monkeypatch):
     return counts
 
 
-@pytest.mark.parametrize("depth", [1, 40])
-@pytest.mark.parametrize("check_gradients", [True, False])
-@pytest.mark.parametrize("form", ["update", "update with clipping", "guard"])
+@pytest.mark.parametrize(
+    ("form", "check_gradients", "depth"),
+    each_value(["update", "update with clipping", "guard"], [True, False], [1, 40], num_rows=6),
+)
 def test_a_good_step_waits_for_the_device_at_most_once(
     tmp_path, monkeypatch, syncs, depth, check_gradients, form
 ):

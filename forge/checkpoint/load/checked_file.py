@@ -1,4 +1,4 @@
-"""Reading one file of a checkpoint into tensors, with its checksums verified while reading.
+"""Reading a file of a checkpoint into memory, with its checksums verified while reading.
 
 Threads share the chunks: reading, CRC-32 and copying release the GIL. Files are not mapped with
 mmap: if a mapped file shrinks, the process is killed.
@@ -7,9 +7,10 @@ mmap: if a mapped file shrinks, the process is killed.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +19,14 @@ from typing import Any
 import torch
 
 from forge.checkpoint.format.checksums import CHUNK, crc32, num_chunks
-from forge.checkpoint.io.copying import bytes_of, copy_bytes, num_threads
+from forge.checkpoint.format.tensorfile import MALFORMED, MAX_HEADER, parse
+from forge.checkpoint.host_memory import bytes_of, copy_bytes, num_threads
 from forge.errors import DamagedCheckpoint
 from forge.filesystem.files import open_file
 from forge.process import sections
 from forge.process.progress import Phase
 
-_STEP = 1 << 20
+_READ = 1 << 20
 """Bytes per read: few enough to be in the CPU's cache still for the checksum and the copy."""
 
 _DIRECT = 64 << 10
@@ -63,29 +65,30 @@ class CheckedFile:
     def __init__(self, path: Path, entry: dict[str, Any], *, is_checked: bool = True) -> None:
         self.name = path.name
         self._is_checked = is_checked
+        self.is_verified = False
+        """Whether the whole file was verified."""
         self.size: int = entry["size"]
         self._checksums: list[int] = entry["chunks"]
         try:
             self._fd = open_file(path)
         except OSError as error:
             raise self._damage(f"cannot be opened: {error.strerror}") from error
-        self.close = weakref.finalize(self, os.close, self._fd)
+        self.close = weakref.finalize(self, _close, self._fd)
         """Closes the file, once; garbage collection does the same."""
         size = os.fstat(self._fd).st_size
         if size != self.size:  # before any memory is allocated
             raise self._damage(f"expected {self.size} bytes, found {size}")
 
-    def read(self, targets: Sequence[Target], *, is_whole: bool) -> None:
-        """Read into `targets`, which must be sorted and not overlap.
+    def read(self, targets: Iterable[Target] = ()) -> None:
+        """Read into targets that do not overlap; the first call verifies the whole file.
 
-        Args:
-            is_whole: Whether to verify the rest of the file, too.
         Raises:
             DamagedCheckpoint: If bytes are missing or have changed; the targets are then undefined.
         """
         filled = [target for target in targets if len(target.memory)]
+        filled.sort(key=lambda target: target.begin)
         wanted = {n for one in filled for n in range(one.begin // CHUNK, num_chunks(one.end))}
-        if is_whole and self._is_checked:
+        if self._is_checked and not self.is_verified:
             wanted = set(range(len(self._checksums)))
         # The threads copy on other CUDA streams: wait for the caller's work on these tensors.
         for device in {one.memory.device for one in filled if one.memory.is_cuda}:
@@ -101,6 +104,7 @@ class CheckedFile:
                 raise self._damage(f"ends after {error} of {self.size} bytes") from error
             finally:
                 pool.shutdown(cancel_futures=True)  # after the first damaged chunk, read no more
+        self.is_verified = True
 
     def _check(self, number: int, found: int) -> None:
         if self._checksums[number] == found or not self._is_checked:
@@ -110,7 +114,14 @@ class CheckedFile:
             f" {number * CHUNK}, found {found:08x}: the content has changed since it was saved"
         )
 
-    def head(self, count: int) -> bytes:
+    def content(self) -> bytes:
+        """The whole file, for small ones."""
+        found = bytearray(self.size)
+        if found:
+            self.read([Target(0, torch.frombuffer(found, dtype=torch.uint8))])
+        return bytes(found)
+
+    def _head(self, count: int) -> bytes:
         """The first bytes, without verifying them."""
         found = b""
         while len(found) < count:
@@ -120,21 +131,55 @@ class CheckedFile:
             found += piece
         return found
 
-    def content(self) -> bytes:
-        """The whole file, for small ones."""
-        found = bytearray(self.size)
-        if found:
-            self.read([Target(0, torch.frombuffer(found, dtype=torch.uint8))], is_whole=True)
-        return bytes(found)
-
     def _damage(self, what: str) -> DamagedCheckpoint:
         return DamagedCheckpoint(f"{self.name}: {what}")
+
+
+def _close(fd: int) -> None:
+    with contextlib.suppress(OSError):  # everything was read
+        os.close(fd)
+
+
+class TensorsFile(CheckedFile):
+    """A file in safetensors layout.
+
+    Raises:
+        DamagedCheckpoint: If it has another layout; or like a CheckedFile.
+    """
+
+    def __init__(self, path: Path, entry: dict[str, Any], *, is_checked: bool = True) -> None:
+        super().__init__(path, entry, is_checked=is_checked)
+        try:
+            self._header = self._read_header()
+            self.entries = parse(self._header, self.size)
+            """Its tensors, by name."""
+        except MALFORMED as error:
+            super().read()  # if the file is damaged, that is the cause of the error
+            raise DamagedCheckpoint(
+                f"{self.name} is not a valid safetensors file: {error!r}"
+            ) from error
+
+    def _read_header(self) -> bytes:
+        if self.size < 8:
+            raise ValueError(f"it has only {self.size} bytes")
+        length = int.from_bytes(self._head(8), "little")
+        limit = min(self.size - 8, MAX_HEADER)
+        if not 0 < length <= limit:
+            raise ValueError(f"expected a header of at most {limit} bytes, found {length}")
+        return self._head(8 + length)
+
+    def read(self, targets: Iterable[Target] = ()) -> None:
+        """Like that of a CheckedFile; verifies also the header, which was read without a check."""
+        header = bytearray(self._header)
+        super().read([Target(0, torch.frombuffer(header, dtype=torch.uint8)), *targets])
+        if header != self._header:
+            raise self._damage("its header changed while it was read")
 
 
 class _Chunks:
     """Reads chunks of a file into the targets that overlap them; thread-safe."""
 
-    def __init__(self, fd: int, size: int, targets: Sequence[Target]) -> None:
+    def __init__(self, fd: int, size: int, targets: list[Target]) -> None:
         self._fd = fd
         self._size = size
         self._targets = targets
@@ -148,10 +193,10 @@ class _Chunks:
             ahead = at + _AHEAD * num_threads() * CHUNK
             os.posix_fadvise(self._fd, ahead, CHUNK, os.POSIX_FADV_WILLNEED)
         # Each thread takes a buffer and returns it, so that threads do not share one.
-        buffer = self._spare.pop() if self._spare else bytearray(_STEP)
+        buffer = self._spare.pop() if self._spare else bytearray(_READ)
         checksum = 0
         while at < end:
-            room = self._straight(at, min(end, at + _STEP))
+            room = self._straight(at, min(end, at + _READ))
             memory = memoryview(buffer)[: end - at] if room is None else room
             count = os.preadv(self._fd, [memory], at)
             if not count:

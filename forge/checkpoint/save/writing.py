@@ -1,4 +1,4 @@
-"""Two threads write and checksum a file, bypassing the page cache if the file system allows it.
+"""Writing one rank's files: two threads write and checksum the tensors, past the page cache.
 
 O_DIRECT avoids a copy of every byte and does not evict the training data from the page cache. It
 needs whole pages: the last, partial page is written without it. tmpfs and some network file
@@ -11,35 +11,54 @@ import errno
 import fcntl
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
+from forge.checkpoint.format import tensorfile
 from forge.checkpoint.format.checksums import CHUNK, crc32, num_chunks
-from forge.checkpoint.io.host_buffer import PAGE
+from forge.checkpoint.format.codec import state_text
+from forge.checkpoint.format.manifest import Files, files_of
+from forge.checkpoint.host_memory import PAGE
+from forge.checkpoint.save.snapshot import Snapshot
+from forge.checkpoint.save.staged_file import Reader, StagedFile
 from forge.filesystem import durable
 from forge.process import sections
 from forge.process.progress import Phase
 
-NUM_THREADS = 2
-"""One thread computes the checksum of a chunk while the other writes."""
 
-Reader = Callable[[int], memoryview]
-"""Number of a chunk -> its bytes, page-aligned; valid until the thread's next call."""
+def write_state(
+    folder: Path, snapshot: Snapshot, rank: int = 0, shared: Collection[str] = frozenset()
+) -> Files:
+    """Write and sync a rank's files; the caller syncs `folder`.
+
+    Args:
+        shared: Names of tensors to leave out, since rank 0 writes the same values.
+    Raises:
+        OSError: From the disk; FileNotFoundError if a newer attempt has taken over.
+    """
+    state, tensors = files_of(rank)
+    text = state_text(snapshot.tree)
+    file = snapshot.file.without(shared) if shared else snapshot.file
+    return {
+        tensors: write_file(folder / tensors, file),
+        state: tensorfile.write_small(folder / state, text),
+    }
 
 
-def write_file(path: Path, size: int, readers: list[Reader]) -> dict[str, Any]:
-    """Write a new file of `size` bytes, one thread for each reader, and sync it.
+def write_file(path: Path, file: StagedFile) -> dict[str, Any]:
+    """Write the tensors' file and sync it.
 
     Returns:
         The file's entry for the manifest.
     Raises:
         OSError: From the disk.
     """
+    readers = file.readers()
     with durable.new_file(path) as fd:
-        output = _Output(fd, size)
+        output = _Output(fd, file.layout.size)
         output.write(readers)
-    return {"size": size, "chunks": output.checksums}
+    return {"size": file.layout.size, "chunks": output.checksums}
 
 
 class _Output:

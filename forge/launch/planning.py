@@ -85,8 +85,8 @@ def make(
     """
     directory, command = job.directory, job.command
     before = read_earlier(directory)
-    place = _place(directory)
-    is_same = bool(place) and before.place == place  # a copy of a job is another job
+    inode = _inode_of(directory)
+    is_same = bool(inode) and before.inode == inode  # a copy of a job is another job
     # The number of threads changes the order of sums, so the number of the first start is kept,
     # even if it came from the environment of another shell.
     name = "OMP_NUM_THREADS"
@@ -120,7 +120,7 @@ def make(
         exec=_exec_plan(policy.exec) if command is not None else None,
         cwd=cwd,
         environment=added,
-        place=place,
+        inode=inode,
         program=job.program,
         composed=job.composed,
         token=str((is_same and before.token) or secrets.token_hex(8)),
@@ -169,7 +169,7 @@ def _as_at_first(command: list[str], first: list[str], directory: Path) -> list[
     return first or command
 
 
-def _place(directory: Path) -> list[int]:
+def _inode_of(directory: Path) -> list[int]:
     try:
         status = directory.stat()
     except FileNotFoundError:
