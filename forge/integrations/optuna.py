@@ -7,6 +7,7 @@ forge's launchers have the results of those that have ended, and the study gets 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -42,6 +43,8 @@ class Storage(InMemoryStorage):  # type: ignore[misc]
         super().__init__()
         self._url = url
         self._name = ""
+        self._study: Any = None
+        """The study in the database."""
         self._told: dict[int, Any] = {}
         """Number -> trial, for those that the study in the database has."""
 
@@ -95,10 +98,16 @@ class Storage(InMemoryStorage):  # type: ignore[misc]
         if trial.number not in self._told and trial.state.is_finished():
             study_id = self.get_study_id_from_trial_id(trial_id)
             directions = [one.name.lower() for one in self.get_study_directions(study_id)]
-            study = optuna.create_study(
-                study_name=self._name, storage=self._url, directions=directions, load_if_exists=True
-            )
-            study.add_trial(trial)
+            if self._study is None:
+                self._study = optuna.create_study(
+                    storage=self._url,
+                    study_name=self._name,
+                    directions=directions,
+                    load_if_exists=True,
+                )
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # Optuna 2 calls add_trial experimental
+                self._study.add_trial(trial)
             self._told[trial.number] = trial
         return is_set
 

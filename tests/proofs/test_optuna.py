@@ -105,7 +105,8 @@ def swept(app, *overrides, kill_at=()):
         launcher.signal(signal.SIGKILL)
         launcher.wait()
         hold.unlink()
-    assert app.start(*overrides, **SWEEPERS).wait() == 0, (app.folder / "sweep.txt").read_text()
+    last = app.start(*overrides, **SWEEPERS)
+    assert last.wait(PATIENCE_S) == 0, last.output
     return rows(app.folder / "study.db")
 
 
