@@ -73,7 +73,7 @@ class RowReader:
         for _, path in reversed(ledger.attempt_files(self._source.job)):
             if self._path is not None and path >= self._path:
                 continue
-            events = jsonl.head(path)
+            events = list(jsonl.head(path))
             if not events or events[0].get("checkpoints", ".") != self._source.run:
                 continue
             yield path
