@@ -48,6 +48,8 @@ class ExecPlan:
     """Whether it gets time to exit after a signal; else it is killed immediately."""
     is_zero_finished: bool = False
     """Whether exit code 0 after a signal means that it has finished."""
+    done_file: str | None = None
+    """A file without which exit code 0 does not mean that it has finished."""
 
 
 @dataclass(frozen=True, kw_only=True)

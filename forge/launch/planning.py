@@ -161,6 +161,7 @@ def _exec_plan(config: ExecConfig) -> ExecPlan:
         is_group_signalled=config.signal_to is SignalTo.group,
         supports_termination=config.supports_termination,
         is_zero_finished=config.zero_after_signal is ZeroAfterSignal.finished,
+        done_file=config.done_file,
     )
 
 

@@ -219,8 +219,7 @@ class WrappedJob(TaskBackend):
     def _explain(self, found: Ending) -> Ending:
         """The end of the rank, with the controller's reason, if Slurm has ended the job."""
         # Slurm signals us and a command, which can exit with 0 before we see the signal.
-        command = self._stage.task.exec
-        if found.is_finished and (command is None or command.is_zero_finished):
+        if found.is_finished and (found.is_certain or not found.is_command):
             reason = None
         else:
             self._allocation.ask()

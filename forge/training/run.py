@@ -448,6 +448,25 @@ class Run:
         if self._attempt is not None:
             self._attempt.log(checked)
 
+    def log_to(self, *loggers: Any) -> None:
+        """Send what `run.log` records to loggers, each step once over all attempts of the job.
+
+        Example::
+
+            with forge.Run(policy, model=model, optimizer=optimizer) as run:
+                run.log_to(forge.loggers.TensorBoard(), forge.loggers.WandB(project="lm"))
+
+        Each logger works in a thread of its own. If a logger fails or hangs, training and saves
+        continue, and the logger gets later what it has missed. A rehearsal has no loggers.
+
+        Args:
+            loggers: Objects of `forge.loggers`.
+        Raises:
+            ForgeError: Outside `with forge.Run(...) as run:`.
+        """
+        misuse.check_loggers(loggers)
+        self._entered("log_to").log_to(loggers)
+
     def every(
         self, steps: int | None = None, *, at_end: bool = False, epochs: int | None = None
     ) -> Callable[[_Function], _Function]:
