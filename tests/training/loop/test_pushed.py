@@ -66,6 +66,34 @@ def test_a_loader_that_reads_ahead_is_refused_at_the_first_boundary(tmp_path, ma
     assert job.history.attempts[0].events[-1]["kind"] == "error"
 
 
+AHEAD = {"reads_ahead": True, "ahead": 1}
+
+
+@pytest.mark.parametrize(
+    ("place", "name"), [*STRIKES[:8], ("epoch 1", "KILL"), ("epoch 2", "TERM")]
+)
+def test_a_loop_that_reads_one_batch_ahead_is_exact_if_forge_knows_it(
+    place, name, tmp_path, make_job, undisturbed
+):
+    """Its data draws: the batch that was read ahead is read again with the same random numbers."""
+    job = make_job(tmp_path / "job", kill_at={place: name}, **AHEAD, **SPEC)
+    job.run_to_end(CODES[name])
+    assert_same_run(job, undisturbed(**AHEAD, **SPEC))
+    if name != "KILL":
+        assert job.steps_repeated == [0]
+
+
+@pytest.mark.parametrize(
+    "spec", [{"workers": 2}, {"limit": 7}, *({"kind": k} for k in KINDS)], ids=str
+)
+@pytest.mark.parametrize("place", ["step 17", "end 6", "end 20", "end 21"])
+def test_other_loaders_are_read_ahead_too(spec, place, tmp_path, make_job, undisturbed):
+    spec = AHEAD | SPEC | spec
+    job = make_job(tmp_path / "job", kill_at={place: "TERM"}, **spec)
+    job.run_to_end(143)
+    assert_same_run(job, undisturbed(**spec))
+
+
 @pytest.mark.parametrize("place", ["step 17", "end 20"])
 @pytest.mark.parametrize("spec", [{"workers": 2}, *({"kind": k} for k in KINDS)], ids=str)
 def test_other_loaders_have_their_place_too(spec, place, tmp_path, make_job, undisturbed):
