@@ -242,6 +242,15 @@ class Position:
                 self._was_read, self._is_left = True, state["is_left"]
             self._parts.restore(state["parts"])
 
+    def start_workers(self) -> None:
+        """Start persistent workers, as an earlier pass did; a pass that starts them draws a seed.
+
+        Call it before `load_finished`, which restores the samplers that the workers are fed from.
+        """
+        if getattr(self._loader, "persistent_workers", False) and not self.is_stateful:
+            with rng.unchanged():
+                iter_with_blocked_signals(self._loader)
+
     def _takes_kind_of(self, state: dict[str, Any]) -> bool:
         """Take over what is known of the saved state; whether the loader is of the same kind."""
         if _properties_in(state).is_stateful != loaders.has_state(self._loader):

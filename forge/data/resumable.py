@@ -73,6 +73,7 @@ class Resumable(Generic[_Batch]):
         before, saved = self._position, self._saved
         if saved is not None and saved["is_over"]:
             position = Position(self.loader, saved["position"]["epoch"] + 1)
+            position.start_workers()
             position.load_finished(saved["position"])
             position.name_changes(saved["position"])
         elif saved is not None:
@@ -93,19 +94,23 @@ class Resumable(Generic[_Batch]):
         self._is_closed = self.ahead == 0
         return position
 
-    def end_pass(self) -> None:
+    def end_pass(self, taken: int | None = None) -> None:
         """End the current pass before its last batch: the next iteration is the next pass.
 
         Call it after each `break`, and after a resume too if the loop does not continue the pass.
         With `ahead`, batches that the loop has not trained on are dropped, and do not count as
         taken. Call it then also if the loop leaves a pass after its last batch, without noticing
         the end.
+
+        Args:
+            taken: Number of batches trained on so far, as for `run.boundary`; by default as at the
+                last boundary.
         """
         if self._saved is not None:
             self._saved |= {"is_over": True, "pending": []}
         elif self._position is not None and not self._position.is_over:
             self._position.end_pass(is_left=True)
-        self.taken -= self.pending
+        self.taken = self.taken - self.pending if taken is None else taken
         self._is_closed, self.pending, self._random_states = True, 0, []
 
     def check(self, name: str) -> None:

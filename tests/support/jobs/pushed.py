@@ -75,7 +75,9 @@ LOADERS = {
 def trainer(bench):
     counters, spec = Counters(), bench.spec
     make = LOADERS[spec.get("kind", "plain")]
-    loader = make(Drawing(), 5, shuffle=True, num_workers=spec.get("workers", 0))
+    options = {"persistent_workers": True} if spec.get("persistent") else {}
+    data = DATA if spec.get("persistent") else Drawing()
+    loader = make(data, 5, shuffle=True, num_workers=spec.get("workers", 0), **options)
     loader = forge.data.resumable(loader, ahead=spec.get("ahead", 0))
     schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(bench.optimizer, patience=0)
     with bench.run(trainer=counters, loader=loader, schedule=schedule) as run:

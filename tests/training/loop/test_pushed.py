@@ -115,6 +115,15 @@ def test_a_pass_that_is_left_early_is_ended_by_the_loop(
     assert_same_run(job, undisturbed(**spec))
 
 
+@pytest.mark.parametrize("more", [{}, AHEAD], ids=str)
+def test_workers_that_live_for_all_passes_draw_one_seed(more, tmp_path, make_job, undisturbed):
+    """A resumed job starts them again between two passes, and must not draw for that."""
+    spec = SPEC | {"limit": 7, "workers": 1, "persistent": True} | more
+    job = make_job(tmp_path / "job", kill_at={"end 14": "TERM"}, **spec)
+    job.run_to_end(143)
+    assert_same_run(job, undisturbed(**spec))
+
+
 def test_a_pass_that_is_left_without_a_word_is_refused(tmp_path, make_job):
     job = make_job(tmp_path / "job", limit=7, forgets=True, **SPEC)
     assert job.run() == 78
