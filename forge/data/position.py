@@ -287,7 +287,7 @@ class Position:
         if self._start is None:
             self.load_finished(state)
             self.name_changes(state)
-            self.taken = taken
+            self.taken, self._length = taken, state["length"]
             return
         self._restore_start()
         if now.num_ranks != before.num_ranks:  # the loaded state is that of rank 0

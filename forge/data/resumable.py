@@ -31,6 +31,8 @@ class Resumable(Generic[_Batch]):
         """Batches taken that the loop has not trained on yet, as `run.boundary` found last."""
         self.has_left = False
         """Whether the loop has left a pass before its last batch, without `end_pass`."""
+        self._epoch: int | None = None
+        """The number of the next pass, if `set_epoch` has set it."""
         self._position: Position | None = None
         """The place in the current or last pass; None before the first."""
         self._is_closed = ahead == 0
@@ -44,6 +46,13 @@ class Resumable(Generic[_Batch]):
 
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the number of the next pass, for samplers with `set_epoch`; the default is a count.
+
+        A pass that was saved before its end keeps its number.
+        """
+        self._epoch = epoch
 
     def __iter__(self) -> Iterator[_Batch]:
         position = self._next_pass()
@@ -72,7 +81,7 @@ class Resumable(Generic[_Batch]):
     def _next_pass(self) -> Position:
         before, saved = self._position, self._saved
         if saved is not None and saved["is_over"]:
-            position = Position(self.loader, saved["position"]["epoch"] + 1)
+            position = Position(self.loader, self._number_after(saved["position"]["epoch"]))
             position.start_workers()
             position.load_finished(saved["position"])
             position.name_changes(saved["position"])
@@ -86,13 +95,16 @@ class Resumable(Generic[_Batch]):
             if not before.is_over:
                 self.has_left = True
                 before.end_pass(is_left=True)
-            position = Position(self.loader, before.epoch + 1)
+            position = Position(self.loader, self._number_after(before.epoch))
             position.follow(before)
         else:
-            position = Position(self.loader)
+            position = Position(self.loader, self._number_after(-1))
         self._position, self._saved = position, None
-        self._is_closed = self.ahead == 0
+        self._is_closed, self._epoch = self.ahead == 0, None
         return position
+
+    def _number_after(self, epoch: int) -> int:
+        return epoch + 1 if self._epoch is None else self._epoch
 
     def end_pass(self, taken: int | None = None) -> None:
         """End the current pass before its last batch: the next iteration is the next pass.

@@ -66,7 +66,7 @@ def test_all_benchmarks_begin_and_those_of_one_process_print_their_figures(tmp_p
     runs = [(str(folder / name), options.split()) for name, options in sorted(given.items())]
     command = [sys.executable, "-W", "ignore", "-c", IN_ONE_PROCESS, json.dumps(runs)]
     path = os.pathsep.join([str(folder), str(ROOT), os.environ.get("PYTHONPATH", "")])
-    popen = partial(warm.Popen, is_sharded=True)
+    popen = partial(warm.Popen, imports=warm.SHARDING)
     process = Process(command, tmp_path / "output.txt", tmp_path, popen, PYTHONPATH=path)
     assert process.wait(280) == 0, process.output
     for name in given:

@@ -1,0 +1,1 @@
+"""Trainers of other libraries, built on forge's public API."""

@@ -1,0 +1,106 @@
+"""The progress of a transformers Trainer: counters, running sums, log history, callbacks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from transformers.trainer_callback import ExportableState, TrainerControl
+
+from forge.compat import of_transformers
+
+_STATE = (
+    "epoch",
+    "global_step",
+    "num_input_tokens_seen",
+    "total_flos",
+    "log_history",
+    "best_metric",
+    "best_global_step",
+    "best_model_checkpoint",
+)
+"""Fields of `TrainerState` that training changes; the others follow from the arguments."""
+
+
+class TrainerProgress:
+    """The progress of a Trainer as an object with a state_dict.
+
+    Args:
+        trainer: A `transformers.Trainer`.
+        attributes: Names of further attributes of the trainer to save.
+    """
+
+    def __init__(self, trainer: Any, attributes: tuple[str, ...]) -> None:
+        self._trainer = trainer
+        self._attributes = attributes
+        self.epoch = 0
+        self.in_epoch = 0
+        """Batches trained on in this epoch."""
+        self.batches = 0
+        """Batches trained on in all epochs."""
+        self.is_over = False
+        """Whether the loop has ended."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The progress after the last step."""
+        trainer = self._trainer
+        state = {name: getattr(trainer.state, name) for name in _STATE}
+        return {
+            "place": [self.epoch, self.in_epoch, self.batches, self.is_over],
+            "state": state | {"log_history": [dict(one) for one in state["log_history"]]},
+            "sums": of_transformers.sums(trainer),
+            "callbacks": {name: _exported(one) for name, one in self._callbacks()},
+            "attributes": {name: getattr(trainer, name) for name in self._attributes},
+            "eval_loaders": of_transformers.names_of_lasting_eval_loaders(trainer),
+        }
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Continue from there."""
+        trainer = self._trainer
+        self.epoch, self.in_epoch, self.batches, self.is_over = saved["place"]
+        self.restore_counters(saved)
+        of_transformers.restore_sums(trainer, saved["sums"])
+        callbacks = dict(self._callbacks())
+        for name, values in saved["callbacks"].items():
+            if name in callbacks:
+                _restore(callbacks[name], values)
+        for name, value in saved["attributes"].items():
+            setattr(trainer, name, value)
+        for name in saved["eval_loaders"]:
+            self._start_workers(name)
+
+    def restore_counters(self, saved: dict[str, Any]) -> None:
+        """Restore the `TrainerState`, which the Trainer reads before it builds the optimizer."""
+        for name, value in saved["state"].items():
+            setattr(self._trainer.state, name, value)
+
+    def _start_workers(self, name: str) -> None:
+        """Start workers that persist since an earlier evaluation; starting them draws a seed."""
+        if name not in of_transformers.names_of_lasting_eval_loaders(self._trainer):
+            loader = self._trainer.get_eval_dataloader(None if name == "eval" else name)
+            iter(loader.base_dataloader)
+
+    def _callbacks(self) -> Iterator[tuple[str, Any]]:
+        """The callbacks that say what they keep, by name."""
+        seen: dict[str, int] = {}
+        for one in [*self._trainer.callback_handler.callbacks, self._trainer.control]:
+            if isinstance(one, ExportableState) or hasattr(one, "state_dict"):
+                name = type(one).__name__
+                seen[name] = seen.get(name, -1) + 1
+                yield f"{name}.{seen[name]}", one
+
+
+def _exported(one: Any) -> dict[str, Any]:
+    if isinstance(one, TrainerControl):
+        return dict(vars(one))
+    if hasattr(one, "state_dict"):
+        return dict(one.state_dict())
+    return dict(one.state()["attributes"])
+
+
+def _restore(one: Any, values: dict[str, Any]) -> None:
+    if hasattr(one, "load_state_dict"):
+        one.load_state_dict(values)
+        return
+    for name, value in values.items():
+        setattr(one, name, value)
