@@ -156,7 +156,12 @@ class Position:
         if not (self.is_stateful or isinstance(self._loader, Iterator)):
             self._end_epoch()
 
-    def _begin_epoch(self) -> None:
+    def begin_after(self, count: int) -> None:
+        """Begin this epoch after its first batches, which are not loaded if that is exact."""
+        self._begin_epoch(without=count)
+        self.taken, self._total = count, self._total + count
+
+    def _begin_epoch(self, without: int = 0) -> None:
         sections.current().begin_epoch()
         # Also of devices: an order is drawn there if torch's default device is one of them.
         self._start = {"rng": rng.capture(), "parts": self._parts_state()}
@@ -165,7 +170,8 @@ class Position:
         self._announce_epoch()
         self._properties = self._properties_now()
         self._length, self._is_resumed = loaders.num_batches(self._loader), False
-        self._iterator = iter_with_blocked_signals(self._loader)
+        make = iter_with_blocked_signals
+        self._iterator = self._iter_without(without) if without else make(self._loader)
 
     def _announce_epoch(self) -> None:
         seeding.set_epoch(getattr(self._loader, "dataset", None), self.epoch)

@@ -33,6 +33,8 @@ class Resumable(Generic[_Batch]):
         """Whether the loop has left a pass before its last batch, without `end_pass`."""
         self._epoch: int | None = None
         """The number of the next pass, if `set_epoch` has set it."""
+        self._num_skipped = 0
+        """Batches without which the next pass begins."""
         self._position: Position | None = None
         """The place in the current or last pass; None before the first."""
         self._is_closed = ahead == 0
@@ -54,8 +56,16 @@ class Resumable(Generic[_Batch]):
         """
         self._epoch = epoch
 
+    def skip(self, count: int) -> None:
+        """Begin the next pass after its first `count` batches, which count as taken."""
+        self._num_skipped = count
+
     def __iter__(self) -> Iterator[_Batch]:
         position = self._next_pass()
+        if self._num_skipped:
+            position.begin_after(self._num_skipped)
+            self.taken += self._num_skipped
+            self._num_skipped = 0
         while not position.is_over:
             batch = self._next_batch(position) if self.ahead else position.next_of_pass()
             if position.is_over:

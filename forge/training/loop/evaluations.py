@@ -35,6 +35,8 @@ class Evaluations:
         self.is_running = False
         self.is_after_pass = False
         """Whether the code after an epoch's pass is running: it can call `check_stop` too."""
+        self.is_in_step = False
+        """Whether an evaluation inside a step is running; a stop waits for its end."""
         self.pid = os.getpid()
 
     def add(
@@ -104,7 +106,7 @@ class Evaluations:
         is_main = threading.current_thread() is threading.main_thread()
         if not is_main or os.getpid() != self.pid:
             return False
-        if not self.is_entered:
+        if not (self.is_entered or self.is_in_step):
             raise ForgeError(
                 "run.check_stop() works only in a function decorated with run.every, or after a"
                 " pass of run.batches. Move the code that calls it into such a function"

@@ -9,7 +9,7 @@ import torch
 from harness import assert_same_run
 from nan_trainer import outliving
 from ranked import RankedJob
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler
 
 import forge
 from forge.checkpoint.format import names
@@ -331,3 +331,41 @@ def test_the_loader_continues_where_it_was(passes, taken):
         seen += [batch.tolist() for batch in resumed]
     assert seen == expected
     assert len(resumed) == 3
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_pass_can_begin_after_its_first_batches(workers, ahead):
+    """A trainer that resumes from a checkpoint of its own skips batches."""
+
+    def make():
+        torch.manual_seed(3)
+        loader = DataLoader(torch.arange(9.0), 3, shuffle=True, num_workers=workers)
+        return forge.data.resumable(loader, ahead=ahead)
+
+    whole, later = make(), make()
+    expected = [batch.tolist() for _ in range(2) for batch in whole]
+    torch.manual_seed(3)
+    later.skip(2)
+    iterator = iter(later)
+    seen = [next(iterator).tolist()]
+    assert later.taken == 3
+    state, drawn = later.state_dict(), torch.get_rng_state()
+    resumed = make()
+    resumed.load_state_dict(state)
+    torch.set_rng_state(drawn)
+    seen += [batch.tolist() for _ in range(2) for batch in resumed]
+    assert seen == expected[2:]
+
+
+def test_the_number_of_a_pass_can_be_set():
+    """A sampler draws the order from it; passes that were not set are counted."""
+    sampler = DistributedSampler(range(8), num_replicas=1, rank=0)
+    loader = forge.data.resumable(DataLoader(range(8), sampler=sampler))
+    epochs = []
+    for number in (None, 5, None):
+        if number is not None:
+            loader.set_epoch(number)
+        list(loader)
+        epochs.append(sampler.epoch)
+    assert epochs == [0, 5, 6]
