@@ -85,7 +85,9 @@ class _Zygote:
 
     def _begin(self) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        is_trainer = self._modules == ",".join(TRAINERS)
+        paths = [QUICK] if IS_QUICK else []
+        if TRAINERS[0] in self._modules:  # they use parts of torch that the quick start puts off
+            paths = [FRAMEWORKS, *([TRL] if "trl" in self._modules.split(",") else [])]
         self._popen = _begun(
             # Newer Pythons warn of forks with threads; torch has some idle threads.
             [
@@ -99,8 +101,7 @@ class _Zygote:
             env={
                 **os.environ,
                 "ROOM": ROOM,
-                # Trainers use parts of torch that the tests' quick start puts off.
-                "PYTHONPATH": FRAMEWORKS if is_trainer else QUICK if IS_QUICK else "",
+                "PYTHONPATH": os.pathsep.join(paths),
                 "OMP_NUM_THREADS": "1",
             },
         )
@@ -127,7 +128,8 @@ TRAINERS = (
     *("transformers.models.gpt2.modeling_gpt2", "peft", "forge.integrations.transformers"),
 )
 """Modules of trainers, which the Makefile installs in a folder of their own."""
-FRAMEWORKS = str(Path(sys.prefix, "frameworks"))
+FRAMEWORKS = str(Path(sys.prefix, "frameworks", "site-packages"))
+TRL = str(Path(sys.prefix, "trl", "site-packages"))
 
 _zygote = _Zygote()
 _others: dict[tuple[str, ...], _Zygote] = {}
