@@ -69,9 +69,9 @@ def pytest_xdist_make_scheduler(config, log):
 
     They wait for Slurm more than they work, so the other processes have the cores meanwhile.
     A file whose tests share what one fixture made has one process, too. So have all tests whose
-    ranks are sharded: torch's modules for that are imported once; and those that parse all of
-    forge. All other tests go one by one to whichever is free. Marks `xdist_group` would say it, but
-    the groups of pytest-xdist 3.8 are lost with pytest 9.
+    ranks are sharded, and all tests of trainers: their modules are imported once; and those that
+    parse all of forge. All other tests go one by one to whichever is free. Marks `xdist_group`
+    would say it, but the groups of pytest-xdist 3.8 are lost with pytest 9.
     """
     from xdist.scheduler import LoadScopeScheduling
 
@@ -85,6 +85,8 @@ def pytest_xdist_make_scheduler(config, log):
                 )
             if SHARDED.search(text_of(config.rootpath / file)):
                 return "sharded ranks"
+            if TRAINERS.search(text_of(config.rootpath / file)):
+                return "trainers"
             if SOURCES.search(text_of(config.rootpath / file)):
                 return "sources"
             return file if is_one(config.rootpath / file) else nodeid
@@ -93,8 +95,10 @@ def pytest_xdist_make_scheduler(config, log):
     return Scheduling(config, log) if config.getvalue("dist") == "loadscope" else None
 
 
-SHARDED = re.compile(r'fsdp2|is_sharded=True|"(shards|norms|alike)\.py"')
+SHARDED = re.compile(r'fsdp2|warm\.SHARDING|"(shards|norms|alike)\.py"')
 """In tests that start ranks with torch's modules for sharding; see `ranked.py`."""
+TRAINERS = re.compile(r"^from trained import", re.MULTILINE)
+"""In tests that start scripts with the modules of trainers, which are imported once, too."""
 SOURCES = re.compile(r"from (repository import .*\btree|private_parts import)\b")
 """In tests that read all of forge: each file is parsed once."""
 

@@ -18,6 +18,7 @@ _KNOWN = ("torch", "torchdata")
 
 Only these exact classes: a subclass can behave differently.
 """
+_KNOWN_SAMPLERS = (*_KNOWN, "accelerate", "transformers")
 
 
 class FirstSeen(Generic[_Seen]):
@@ -82,16 +83,17 @@ def _numbers(one: Any) -> dict[str, int]:
 
 
 def samplers(loader: Any) -> dict[str, Any]:
-    """The samplers of a DataLoader, by attribute name."""
+    """The samplers of a DataLoader, by attribute path, also those inside other batch samplers."""
     if not isinstance(loader, DataLoader):
         return {}
-    found = {
-        "sampler": loader.sampler,
-        "batch_sampler": loader.batch_sampler,
-        "batch_sampler.sampler": getattr(loader.batch_sampler, "sampler", None),
-    }
-    if found["batch_sampler.sampler"] is found["sampler"]:
-        del found["batch_sampler.sampler"]
+    found: dict[str, Any] = {"sampler": loader.sampler}
+    path, one = "batch_sampler", loader.batch_sampler
+    while one is not None and not any(one is known for known in found.values()):
+        found[path] = one
+        inner = getattr(one, "sampler", None)
+        if not any(inner is known for known in found.values()):
+            found[f"{path}.sampler"] = inner
+        path, one = f"{path}.batch_sampler", getattr(one, "batch_sampler", None)
     return {name: sampler for name, sampler in found.items() if sampler is not None}
 
 
@@ -224,7 +226,7 @@ def _draws_for_itself(sampler: Any) -> bool:
 def _unknown_samplers(loader: Any) -> Iterator[Any]:
     for name, sampler in samplers(loader).items():
         package = type(sampler).__module__.partition(".")[0]
-        is_known = package in _KNOWN or isinstance(sampler, Sequence)
+        is_known = package in _KNOWN_SAMPLERS or isinstance(sampler, Sequence)
         is_told = _is_named(name, sampler, loader) or _draws_for_itself(sampler)
         if not (is_known or is_told):
             yield sampler

@@ -156,7 +156,12 @@ class Position:
         if not (self.is_stateful or isinstance(self._loader, Iterator)):
             self._end_epoch()
 
-    def _begin_epoch(self) -> None:
+    def begin_after(self, count: int) -> None:
+        """Begin this epoch after its first batches, which are not loaded if that is exact."""
+        self._begin_epoch(without=count)
+        self.taken, self._total = count, self._total + count
+
+    def _begin_epoch(self, without: int = 0) -> None:
         sections.current().begin_epoch()
         # Also of devices: an order is drawn there if torch's default device is one of them.
         self._start = {"rng": rng.capture(), "parts": self._parts_state()}
@@ -165,7 +170,8 @@ class Position:
         self._announce_epoch()
         self._properties = self._properties_now()
         self._length, self._is_resumed = loaders.num_batches(self._loader), False
-        self._iterator = iter_with_blocked_signals(self._loader)
+        make = iter_with_blocked_signals
+        self._iterator = self._iter_without(without) if without else make(self._loader)
 
     def _announce_epoch(self) -> None:
         seeding.set_epoch(getattr(self._loader, "dataset", None), self.epoch)
@@ -242,6 +248,12 @@ class Position:
                 self._was_read, self._is_left = True, state["is_left"]
             self._parts.restore(state["parts"])
 
+    def start_workers(self) -> None:
+        """Start persistent workers, before `load_finished`: starting them draws a seed."""
+        if getattr(self._loader, "persistent_workers", False) and not self.is_stateful:
+            with rng.unchanged():
+                iter_with_blocked_signals(self._loader)
+
     def _takes_kind_of(self, state: dict[str, Any]) -> bool:
         """Take over what is known of the saved state; whether the loader is of the same kind."""
         if _properties_in(state).is_stateful != loaders.has_state(self._loader):
@@ -278,7 +290,7 @@ class Position:
         if self._start is None:
             self.load_finished(state)
             self.name_changes(state)
-            self.taken = taken
+            self.taken, self._length = taken, state["length"]
             return
         self._restore_start()
         if now.num_ranks != before.num_ranks:  # the loaded state is that of rank 0

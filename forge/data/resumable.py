@@ -2,10 +2,13 @@
 
 saved inside a pass      the next iteration continues after the batches that were taken
 saved between passes     the next iteration is the next pass
+with `ahead`             the batches that were taken, but not trained on, are read again first,
+                         each with the random state that it was read with
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
@@ -18,58 +21,119 @@ _Batch = TypeVar("_Batch")
 class Resumable(Generic[_Batch]):
     """A loader with `state_dict` and `load_state_dict`. See `resumable`."""
 
-    def __init__(self, loader: Iterable[_Batch]) -> None:
+    def __init__(self, loader: Iterable[_Batch], ahead: int = 0) -> None:
         self.loader = loader
+        self.ahead = ahead
+        """Batches that the loop can have taken, and not trained on, at a step boundary."""
         self.taken = 0
         """Batches taken from this loader, over all passes and attempts."""
+        self.pending = 0
+        """Batches taken that the loop has not trained on yet, as `run.boundary` found last."""
         self.has_left = False
         """Whether the loop has left a pass before its last batch, without `end_pass`."""
+        self._epoch: int | None = None
+        """The number of the next pass, if `set_epoch` has set it."""
+        self._num_skipped = 0
+        """Batches without which the next pass begins."""
         self._position: Position | None = None
         """The place in the current or last pass; None before the first."""
+        self._is_closed = ahead == 0
+        """Whether the loop knows that a pass is over; one that reads ahead learns it later."""
+        self._before: deque[tuple[dict[str, Any], dict[str, Any]]] = deque(maxlen=ahead)
+        """The place and the random state before each of the last batches."""
         self._saved: dict[str, Any] | None = None
         """A loaded state, until the next pass begins."""
+        self._random_states: list[dict[str, Any]] = []
+        """The random states of pending batches that were loaded, until they are read again."""
 
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]
 
+    def set_epoch(self, epoch: int) -> None:
+        """Set the number of the next pass, for samplers with `set_epoch`; the default is a count.
+
+        A pass that was saved before its end keeps its number.
+        """
+        self._epoch = epoch
+
+    def skip(self, count: int) -> None:
+        """Begin the next pass after its first `count` batches, which count as taken."""
+        self._num_skipped = count
+
     def __iter__(self) -> Iterator[_Batch]:
         position = self._next_pass()
-        while True:
-            batch = position.next_of_pass()
+        if self._num_skipped:
+            position.begin_after(self._num_skipped)
+            self.taken += self._num_skipped
+            self._num_skipped = 0
+        while not position.is_over:
+            batch = self._next_batch(position) if self.ahead else position.next_of_pass()
             if position.is_over:
                 return
             self.taken += 1
             yield batch
 
+    def _next_batch(self, position: Position) -> Any:
+        """The next batch; keeps the place and the random state before it."""
+        place = self._place(position)
+        if self._random_states:
+            random_state = self._random_states.pop(0)
+            with rng.unchanged():
+                rng.restore(random_state)
+                batch = position.next_of_pass()
+        else:
+            random_state = rng.capture()
+            batch = position.next_of_pass()
+        if not position.is_over:
+            self._before.append((place, random_state))
+        return batch
+
     def _next_pass(self) -> Position:
         before, saved = self._position, self._saved
-        if saved is not None and not saved["is_over"]:
-            position = Position(self.loader, saved["position"]["epoch"])
-            with rng.unchanged():
-                position.load(saved["position"])
-        elif saved is not None:
-            position = Position(self.loader, saved["position"]["epoch"] + 1)
+        if saved is not None and saved["is_over"]:
+            position = Position(self.loader, self._number_after(saved["position"]["epoch"]))
+            position.start_workers()
             position.load_finished(saved["position"])
             position.name_changes(saved["position"])
+        elif saved is not None:
+            position = Position(self.loader, saved["position"]["epoch"])
+            self._random_states = list(saved.get("pending", ()))
+            with rng.unchanged():
+                position.load(saved["position"])
+            position.is_over = saved.get("is_read", False)
         elif before is not None:
-            self.has_left = self.has_left or not before.is_over
-            self.end_pass()
-            position = Position(self.loader, before.epoch + 1)
+            if not before.is_over:
+                self.has_left = True
+                before.end_pass(is_left=True)
+            position = Position(self.loader, self._number_after(before.epoch))
             position.follow(before)
         else:
-            position = Position(self.loader)
+            position = Position(self.loader, self._number_after(-1))
         self._position, self._saved = position, None
+        self._is_closed, self._epoch = self.ahead == 0, None
         return position
 
-    def end_pass(self) -> None:
+    def _number_after(self, epoch: int) -> int:
+        return epoch + 1 if self._epoch is None else self._epoch
+
+    def end_pass(self, taken: int | None = None) -> None:
         """End the current pass before its last batch: the next iteration is the next pass.
 
         Call it after each `break`, and after a resume too if the loop does not continue the pass.
+        With `ahead`, batches that the loop has not trained on are dropped, and do not count as
+        taken. Call it then also if the loop leaves a pass after its last batch, without noticing
+        the end.
+
+        Args:
+            taken: Number of batches trained on so far, as for `run.boundary`; by default as at the
+                last boundary.
         """
         if self._saved is not None:
-            self._saved["is_over"] = True
+            self._saved |= {"is_over": True, "pending": []}
         elif self._position is not None and not self._position.is_over:
             self._position.end_pass(is_left=True)
+        self.taken = self.taken - self.pending if taken is None else taken
+        self._is_closed, self.pending, self._random_states = True, 0, []
 
     def check(self, name: str) -> None:
         """Check that the state of a loader with its own state_dict is its place in the data.
@@ -83,26 +147,36 @@ class Resumable(Generic[_Batch]):
             self._position.check(name)
 
     def state_dict(self) -> dict[str, Any]:
-        """The place after the last batch that was taken."""
+        """The place after the last batch that was trained on."""
+        taken = self.taken - self.pending
         if self._saved is not None:
-            return {"taken": self.taken, **self._saved}
+            return {"taken": taken, **self._saved}
         if self._position is None:
-            return {"taken": self.taken, "position": None, "is_over": True}
-        return {
-            "taken": self.taken,
-            "position": self._position.state(),
-            "is_over": self._position.is_over,
-        }
+            return {"taken": taken, "position": None, "is_over": True}
+        if not self.pending:
+            place, states = self._place(self._position), []
+        else:
+            place = self._before[-self.pending][0]
+            states = [one for _, one in self._before][-self.pending :]
+        states += self._random_states
+        return {"taken": taken, **place} | ({"pending": states} if states else {})
+
+    def _place(self, position: Position) -> dict[str, Any]:
+        place = {"position": position.state(), "is_over": position.is_over and self._is_closed}
+        if position.is_over and not self._is_closed:
+            place["is_read"] = True
+        return place
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go to a saved place: the next iteration starts there."""
         self.taken, self._position = state["taken"], None
-        is_begun = state["position"] is not None
-        self._saved = {key: state[key] for key in ("position", "is_over")} if is_begun else None
-        self.has_left = False
+        self._saved = None
+        if state["position"] is not None:
+            self._saved = {key: one for key, one in state.items() if key != "taken"}
+        self.has_left, self.pending, self._random_states = False, 0, []
 
 
-def resumable(loader: Iterable[_Batch]) -> Resumable[_Batch]:
+def resumable(loader: Iterable[_Batch], *, ahead: int = 0) -> Resumable[_Batch]:
     """Wrap a loader so that its place in the data is saved, to the batch, in any loop.
 
     For a loop that forge does not own, such as a trainer's. Give it to `forge.Run` like a model;
@@ -114,13 +188,15 @@ def resumable(loader: Iterable[_Batch]) -> Resumable[_Batch]:
         with forge.Run(policy, model=model, optimizer=optimizer, loader=loader) as run:
             trainer.fit(model, loader)  # calls run.boundary between two steps
 
-    The loop must not read ahead: a batch that it has taken counts as trained on, and `run.boundary`
-    refuses a loop that has trained on fewer.
+    A batch that the loop has taken counts as trained on, and `run.boundary` refuses a loop that has
+    trained on fewer, except for the last `ahead` batches.
 
     Args:
         loader: A DataLoader, StatefulDataLoader, or any iterable of batches.
+        ahead: Number of batches that the loop reads ahead. A resumed job reads the last ones again,
+            with the random state that they were read with.
     Returns:
         An iterable of the same batches, with `len()` if the loader has it. If it is resumed inside
         a pass, its first iteration yields what is left of that pass.
     """
-    return Resumable(loader)
+    return Resumable(loader, ahead)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 
@@ -16,6 +17,8 @@ import torch
 from forge.config.schema import Policy
 from forge.errors import ForgeError
 from forge.jobdir import job_dir
+from forge.process import sections
+from forge.process.progress import Phase
 from forge.shutdown import stopping
 from forge.state.registry import StateRegistry
 from forge.state.run_state import RunState
@@ -526,11 +529,34 @@ class Run:
             Always False; ignore it. Do not return early from the function because of a stop: the
             logged values would then differ from those of an uninterrupted run.
         Raises:
-            ForgeError: If called anywhere but in a `run.every` function or after a pass of
-                `run.batches`.
+            ForgeError: If called anywhere but in a `run.every` function, after a pass of
+                `run.batches`, or in `run.evaluating`.
         """
         self._entered("check_stop").check_stop()
         return False
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Mark an evaluation inside a step, of a trainer that evaluates there.
+
+        Example::
+
+            with run.evaluating():
+                for batch in loader:
+                    run.check_stop()
+                    ...
+
+        The hang detection gives it its own time limit, and each call of `run.check_stop` counts as
+        progress. A stop waits for the end of the step: in your own loop evaluate in a function of
+        `run.every`, which a stop can interrupt.
+        """
+        evaluations, was_in_step = self._evaluations, self._evaluations.is_in_step
+        evaluations.is_in_step = True
+        try:
+            with sections.current().inside(Phase.evaluation, "in a step"):
+                yield
+        finally:
+            evaluations.is_in_step = was_in_step
 
     def save(self, *, pin: bool = False) -> None:
         """Save at the end of the current step. Outside a loop: save at once.

@@ -177,5 +177,5 @@ def test_its_ranks_are_forked_with_what_they_import(tmp_path):
     """Under pytest-xdist, too: otherwise each rank would take ten times as long to start."""
     path = tmp_path / "modules"
     program = f"import sys; open({str(path)!r}, 'w').write(' '.join(sys.modules))"
-    assert warm.Popen([sys.executable, "-c", program], is_sharded=True).wait() == 0
+    assert warm.Popen([sys.executable, "-c", program], imports=warm.SHARDING).wait() == 0
     assert "torch._dynamo.utils" in path.read_text().split()

@@ -11,6 +11,12 @@ def test_a_generator_that_loader_and_loop_share_goes_on_for_both(stop_and_compar
     stop_and_compare("step 13", SCRIPT, loop="shares")
 
 
+def test_the_generator_of_a_sampler_inside_another_batch_sampler(stop_and_compare):
+    """Accelerate divides the batches of a loader among ranks in such a way."""
+    job = stop_and_compare("step 13", SCRIPT, loop="nested")
+    assert "iterates the EverySecond again" in job.output
+
+
 @pytest.mark.parametrize("workers", few(1, [2, 0]))
 def test_a_stateful_loader_with_a_generator(workers, stop_and_compare):
     """The loader's state has the position in this epoch, but not the order of the next one."""

@@ -37,12 +37,13 @@ RUNS = {
     "startup.py": (ONE, "import forge; forge.config.load"),
     "status.py": (f"--jobs 3 --steps 20 {ONE}", "x naive"),
     "step.py": (f"--steps 10 {ONE}", "forge"),
+    "transformers_step.py": (f"--steps 10 {ONE}", "Accelerate, forge"),
 }
 """Benchmark -> its options, and something that it prints."""
 STARTS_PROCESSES = {
     *("agreement.py", "checkpoint.py", "health_beside.py", "launch.py", "progress_marks.py"),
     *("rank_saving.py", "restart_ranks.py", "slurm_launch.py", "startup.py", "step.py"),
-    "status.py",
+    *("status.py", "transformers_step.py"),
 }
 IN_ONE_PROCESS = """
 import json, runpy, sys
@@ -69,7 +70,7 @@ def test_all_benchmarks_begin_and_those_of_one_process_print_their_figures(tmp_p
     runs = [(str(folder / name), options.split()) for name, options in sorted(given.items())]
     command = [sys.executable, "-W", "ignore", "-c", IN_ONE_PROCESS, json.dumps(runs)]
     path = os.pathsep.join([str(folder), str(ROOT), os.environ.get("PYTHONPATH", "")])
-    popen = partial(warm.Popen, is_sharded=True)
+    popen = partial(warm.Popen, imports=warm.SHARDING)
     process = Process(command, tmp_path / "output.txt", tmp_path, popen, PYTHONPATH=path)
     assert process.wait(280) == 0, process.output
     for name in given:

@@ -62,6 +62,7 @@ ELSEWHERE = {
         for number in range(3)
     },
     ("docs/how-to/optuna.md", "yaml", 0): "test_optuna.py::test_a_sweep_whose_launcher_is_killed",
+    ("docs/how-to/huggingface.md", "python", 0): "test_transformers.py::test_the_subclass_of_the",
     ("docs/how-to/rehearse.md", "text", 0): "test_rehearse.py::test_a_script_that_keeps_state_out",
 }
 """(page, language, index of the block among those of that language) -> a prefix of its test."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
+from importlib.metadata import distributions
 from typing import Any
 
 import omegaconf
 import pytest
+import warm
 
 _PACKAGES = {"of_hydra": "hydra-core"}
 
@@ -22,7 +24,8 @@ def contract(function: Callable[..., Any], *also: Callable[..., Any]) -> Iterato
     except Exception as error:  # noqa: BLE001 - whatever another version raises
         module = function.__module__.rpartition(".")[2]
         package = _PACKAGES.get(module, module.removeprefix("of_"))
-        release = "" if package == "stdlib" else f" {version(package)}"
+        paths = [*sys.path, warm.FRAMEWORKS, warm.TRL]
+        release = "".join(f" {one.version}" for one in distributions(name=package, path=paths))
         told = "\n".join(f"{one.__name__}: {inspect.getdoc(one)}" for one in (function, *also))
         pytest.fail(
             f"{package}{release} no longer does what forge/compat/{module}.py needs of it"

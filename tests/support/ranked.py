@@ -28,9 +28,10 @@ class RankedJob:
         directory.mkdir(parents=True, exist_ok=True)
 
     @property
-    def is_sharded(self) -> bool:
-        """Whether its ranks need torch's modules for that."""
-        return self.spec.get("wrap") == "fsdp2" or self.script.name in SHARDED
+    def imports(self) -> tuple[str, ...]:
+        """Modules that its ranks need, apart from torch."""
+        is_sharded = self.spec.get("wrap") == "fsdp2" or self.script.name in SHARDED
+        return warm.SHARDING if is_sharded else ()
 
     @property
     def checkpoints(self) -> Path:
@@ -50,7 +51,7 @@ class RankedJob:
                 command,
                 self.directory / f"output_{rank}.txt",
                 cwd=self.directory,
-                popen=functools.partial(warm.Popen, is_sharded=self.is_sharded),
+                popen=functools.partial(warm.Popen, imports=self.imports),
                 RANK=str(rank),
                 LOCAL_RANK=str(rank),
                 **common,

@@ -85,6 +85,9 @@ class _Zygote:
 
     def _begin(self) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        paths = [QUICK] if IS_QUICK else []
+        if TRAINERS[0] in self._modules:  # they use parts of torch that the quick start puts off
+            paths = [FRAMEWORKS, *([TRL] if "trl" in self._modules.split(",") else [])]
         self._popen = _begun(
             # Newer Pythons warn of forks with threads; torch has some idle threads.
             [
@@ -98,7 +101,7 @@ class _Zygote:
             env={
                 **os.environ,
                 "ROOM": ROOM,
-                "PYTHONPATH": QUICK if IS_QUICK else "",
+                "PYTHONPATH": os.pathsep.join(paths),
                 "OMP_NUM_THREADS": "1",
             },
         )
@@ -118,20 +121,29 @@ def _umask() -> int:
     return mask
 
 
-_SHARDING = ("torch.distributed.fsdp", "torch._dynamo.utils")
+SHARDING = ("torch.distributed.fsdp", "torch._dynamo.utils")
 """Modules that ranks with sharding import, which takes seconds and many pages."""
+TRAINERS = (
+    *("accelerate", "transformers.trainer", "transformers.models.bert.modeling_bert"),
+    *("transformers.models.gpt2.modeling_gpt2", "peft", "forge.integrations.transformers"),
+)
+"""Modules of trainers, which the Makefile installs in a folder of their own."""
+FRAMEWORKS = str(Path(sys.prefix, "frameworks", "site-packages"))
+TRL = str(Path(sys.prefix, "trl", "site-packages"))
 
 _zygote = _Zygote()
-_sharding = _Zygote(*_SHARDING)
+_others: dict[tuple[str, ...], _Zygote] = {}
+"""Forking processes that have imported further modules."""
 
 
 class Popen(started.Popen):
     """As started.Popen, but forks a Python command line if no special option is set."""
 
     def __init__(
-        self, args, *, kills=None, is_parent=False, is_worker=False, is_sharded=False, **options
+        self, args, *, kills=None, is_parent=False, is_worker=False, imports=(), **options
     ):
-        self._zygote = _sharding if is_sharded and not _zygote.is_inherited else _zygote
+        is_other = imports and not _zygote.is_inherited
+        self._zygote = _others.setdefault(imports, _Zygote(*imports)) if is_other else _zygote
         self._kills, self._is_parent, self._is_worker = kills or {}, is_parent, is_worker
         special = ("preexec_fn", "pass_fds", "shell", "executable")
         self._is_plain = not any(options.get(one) for one in special)
@@ -177,9 +189,8 @@ def inherit(sock: socket.socket) -> None:
 
 def adopt(sock: socket.socket) -> None:
     """Let a forked process of pytest-xdist use an existing forking process."""
-    global _sharding
     _zygote.use(sock, is_inherited=False)
-    _sharding = _Zygote(*_SHARDING)  # otherwise that of the parent process
+    _others.clear()  # these belong to the parent process
 
 
 def run(args: list[str], *, timeout: float, **options: object) -> subprocess.CompletedProcess:

@@ -202,6 +202,24 @@ def test_an_evaluation_after_an_epochs_pass_is_one(page, tmp_path):
     assert found == [(Phase.step, Phase.evaluation, True)] * 2
 
 
+def test_an_evaluation_inside_the_step_of_a_trainer_is_one(page, tmp_path):
+    """It can take much longer than the steps from which the limit of a step is learned."""
+    seen = []
+    with forge.Run(policy_in(tmp_path)) as run:
+        run.begin()
+        run.boundary(1)
+        with run.evaluating():
+            before = page.read()
+            run.check_stop()
+            seen += [before, page.read()]
+        seen.append(page.read())
+        with pytest.raises(forge.ForgeError, match="only in a function decorated"):
+            run.check_stop()
+        run.end_loop()
+    assert [one.section for one in seen] == [Phase.evaluation, Phase.evaluation, Phase.step]
+    assert seen[1].count > seen[0].count
+
+
 def test_the_first_step_of_an_epoch_is_told_from_the_others(page, tmp_path):
     """It starts workers, so it has a limit of its own, learned from the second epoch on."""
     model, optimizer = parts()

@@ -35,6 +35,8 @@ class Evaluations:
         self._last_s: dict[str, float] = {}
         self.is_running = False
         self._is_after_pass = False
+        self.is_in_step = False
+        """Whether an evaluation inside a step is running; a stop waits for its end."""
 
     def add(
         self,
@@ -114,7 +116,7 @@ class Evaluations:
         is_main = threading.current_thread() is threading.main_thread()
         if not is_main or os.getpid() != pid:
             return False
-        if not self.is_entered:
+        if not (self.is_entered or self.is_in_step):
             raise ForgeError(
                 "run.check_stop() works only in a function decorated with run.every, or after a"
                 " pass of run.batches. Move the code that calls it into such a function"

@@ -118,12 +118,12 @@ class PushedLoop:
                 " batches. Iterate over the object that was given to forge.Run, and count batches,"
                 " not samples."
             )
-        elif taken < one.taken:
+        elif taken < one.taken - one.ahead:
             problem = (
                 f"run.boundary(taken={taken}): the loader `{name}` has already yielded {one.taken}"
                 " batches. If the loop reads ahead, a resume would lose the batches in between:"
-                " switch reading ahead off, or wrap only the innermost loader in"
-                " forge.data.resumable (for Accelerate `prepared.base_dataloader`)."
+                " switch reading ahead off, or write forge.data.resumable(…, ahead=1) with the"
+                " number of batches that the loop reads ahead."
             )
         elif one.has_left:
             problem = (
@@ -133,6 +133,8 @@ class PushedLoop:
             )
         if problem:
             raise ConfigError([problem], "The training loop")
+        assert taken is not None
+        one.pending = one.taken - taken
         one.check(f"the loader `{name}`")
 
     def end(self, reason: str) -> None:

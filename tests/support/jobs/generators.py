@@ -9,7 +9,7 @@ import random
 import numpy
 import torch
 from bench import DATA, POINTS, VALUES, play, play_arguments
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, default_collate
 
 import forge
 
@@ -22,6 +22,29 @@ def shares(bench):
         for step, (x, y) in run.steps(25, loader):
             bench.reach(f"step {step}")
             bench.learn(run, x + 0.1 * torch.randn(x.shape, generator=generator), y)
+
+
+class EverySecond(BatchSampler):
+    """Half of the batches of another batch sampler, as Accelerate's BatchSamplerShard yields."""
+
+    def __init__(self, batch_sampler):
+        self.batch_sampler = batch_sampler
+
+    def __len__(self):
+        return len(self.batch_sampler) // 2
+
+    def __iter__(self):
+        return (one for number, one in enumerate(self.batch_sampler) if number % 2)
+
+
+def nested(bench):
+    """The generator belongs to a sampler inside two batch samplers."""
+    sampler = RandomSampler(DATA, generator=torch.Generator().manual_seed(4))
+    loader = DataLoader(DATA, batch_sampler=EverySecond(BatchSampler(sampler, 5, drop_last=False)))
+    with bench.run() as run:
+        for step, (x, y) in run.steps(26, loader):
+            bench.reach(f"step {step}")
+            bench.learn(run, x, y)
 
 
 def stateful(bench):
@@ -162,7 +185,7 @@ def keeps_to_itself(bench):
             bench.learn(run, x.float(), y)
 
 
-LOOPS = (shares, stateful, mixes, keeps_to_itself)
+LOOPS = (shares, nested, stateful, mixes, keeps_to_itself)
 
 
 def main(directory, spec):

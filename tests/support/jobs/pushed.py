@@ -1,8 +1,8 @@
 """A trainer that owns its loop, and calls `run.boundary` between two steps.
 
 Drop-out, accumulated gradients, a plateau schedule on the mean of an epoch, and data that draws.
-With `reads_ahead` it takes the next batch before it trains on this one; with `limit` it leaves each
-pass after so many batches; with `takes_signals` it ignores signals.
+With `reads_ahead` it takes the next batch before it trains on this one (`ahead`: forge knows it);
+with `limit` it leaves each pass after so many batches; with `takes_signals` it ignores signals.
 """
 
 import json
@@ -75,8 +75,10 @@ LOADERS = {
 def trainer(bench):
     counters, spec = Counters(), bench.spec
     make = LOADERS[spec.get("kind", "plain")]
-    loader = make(Drawing(), 5, shuffle=True, num_workers=spec.get("workers", 0))
-    loader = forge.data.resumable(loader)
+    options = {"persistent_workers": True} if spec.get("persistent") else {}
+    data = DATA if spec.get("persistent") else Drawing()
+    loader = make(data, 5, shuffle=True, num_workers=spec.get("workers", 0), **options)
+    loader = forge.data.resumable(loader, ahead=spec.get("ahead", 0))
     schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(bench.optimizer, patience=0)
     with bench.run(trainer=counters, loader=loader, schedule=schedule) as run:
 
@@ -94,7 +96,9 @@ def trainer(bench):
         limit = spec.get("limit", 1000)
         while not start.is_finished and counters.epoch < EPOCHS:
             for x, y in (
-                ahead(loader) if spec.get("reads_ahead") else left_of(loader, limit, counters)
+                left_of(ahead(loader), limit, counters)
+                if spec.get("reads_ahead")
+                else left_of(loader, limit, counters)
             ):
                 bench.reach(f"step {counters.batches}")
                 loss = (bench.model(x) - y).square().mean()

@@ -10,7 +10,7 @@ from harness import assert_same_run
 from nan_trainer import outliving
 from ranked import RankedJob
 from rows import each_value, few
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler
 
 import forge
 from forge.checkpoint.format import manifest
@@ -74,6 +74,38 @@ def test_a_loader_that_reads_ahead_is_refused_at_the_first_boundary(tmp_path, ma
     assert job.history.attempts[0].events[-1]["kind"] == "error"
 
 
+AHEAD = {"reads_ahead": True, "ahead": 1}
+
+
+@pytest.mark.parametrize(
+    ("place", "name"), few(4, [("epoch 1", "KILL"), ("epoch 2", "TERM"), *STRIKES[:8]])
+)
+def test_a_loop_that_reads_one_batch_ahead_is_exact_if_forge_knows_it(
+    place, name, tmp_path, make_job, undisturbed
+):
+    """Its data draws: the batch that was read ahead is read again with the same random numbers."""
+    job = make_job(tmp_path / "job", kill_at={place: name}, **AHEAD, **SPEC)
+    job.run_to_end(CODES[name])
+    assert_same_run(job, undisturbed(**AHEAD, **SPEC))
+    if name != "KILL":
+        assert job.steps_repeated == [0]
+
+
+@pytest.mark.parametrize(
+    ("spec", "place"),
+    each_value(
+        [{"workers": 2}, {"limit": 7}, *({"kind": k} for k in KINDS)],
+        ["step 17", "end 6", "end 20", "end 21"],
+    ),
+    ids=str,
+)
+def test_other_loaders_are_read_ahead_too(spec, place, tmp_path, make_job, undisturbed):
+    spec = AHEAD | SPEC | spec
+    job = make_job(tmp_path / "job", kill_at={place: "TERM"}, **spec)
+    job.run_to_end(143)
+    assert_same_run(job, undisturbed(**spec))
+
+
 @pytest.mark.parametrize(
     ("spec", "place"),
     each_value([{"workers": 2}, *({"kind": k} for k in KINDS)], ["step 17", "end 20"]),
@@ -95,6 +127,15 @@ def test_a_pass_that_is_left_early_is_ended_by_the_loop(
     """After a resume too: the loader cannot know whether the loop wants more of the pass."""
     spec = SPEC | {"kind": kind, "limit": 7}
     job = make_job(tmp_path / "job", kill_at={place: "TERM"}, **spec)
+    job.run_to_end(143)
+    assert_same_run(job, undisturbed(**spec))
+
+
+@pytest.mark.parametrize("more", [{}, AHEAD], ids=str)
+def test_workers_that_live_for_all_passes_draw_one_seed(more, tmp_path, make_job, undisturbed):
+    """A resumed job starts them again between two passes, and must not draw for that."""
+    spec = SPEC | {"limit": 7, "workers": 1, "persistent": True} | more
+    job = make_job(tmp_path / "job", kill_at={"end 14": "TERM"}, **spec)
     job.run_to_end(143)
     assert_same_run(job, undisturbed(**spec))
 
@@ -256,6 +297,20 @@ def test_a_saved_state_can_be_read_before_the_run_is_entered(run, tmp_path):
         run().peek("trainer")
 
 
+def test_a_checkpoint_that_a_killed_save_was_replacing_can_be_read_before(run, tmp_path):
+    """The Run will restore it and resume from it: a trainer must not begin its loop elsewhere."""
+    with run(trainer=Counter()) as one:
+        one.begin()
+        one.boundary(3)
+        one.end_loop()
+    work = tmp_path / "ck" / ".work__0_dead"
+    work.mkdir()
+    (tmp_path / "ck" / "step_3").rename(work / "replaced_step_3-000001")
+    assert run().peek("trainer") == {"count": 7}
+    with run(trainer=Counter()) as one:
+        assert one.begin().is_finished
+
+
 class Counter:
     def state_dict(self):
         return {"count": 7}
@@ -306,3 +361,41 @@ def test_the_loader_continues_where_it_was(passes, taken):
         seen += [batch.tolist() for batch in resumed]
     assert seen == expected
     assert len(resumed) == 3
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_pass_can_begin_after_its_first_batches(workers, ahead):
+    """A trainer that resumes from a checkpoint of its own skips batches."""
+
+    def make():
+        torch.manual_seed(3)
+        loader = DataLoader(torch.arange(9.0), 3, shuffle=True, num_workers=workers)
+        return forge.data.resumable(loader, ahead=ahead)
+
+    whole, later = make(), make()
+    expected = [batch.tolist() for _ in range(2) for batch in whole]
+    torch.manual_seed(3)
+    later.skip(2)
+    iterator = iter(later)
+    seen = [next(iterator).tolist()]
+    assert later.taken == 3
+    state, drawn = later.state_dict(), torch.get_rng_state()
+    resumed = make()
+    resumed.load_state_dict(state)
+    torch.set_rng_state(drawn)
+    seen += [batch.tolist() for _ in range(2) for batch in resumed]
+    assert seen == expected[2:]
+
+
+def test_the_number_of_a_pass_can_be_set():
+    """A sampler draws the order from it; passes that were not set are counted."""
+    sampler = DistributedSampler(range(8), num_replicas=1, rank=0)
+    loader = forge.data.resumable(DataLoader(range(8), sampler=sampler))
+    epochs = []
+    for number in (None, 5, None):
+        if number is not None:
+            loader.set_epoch(number)
+        list(loader)
+        epochs.append(sampler.epoch)
+    assert epochs == [0, 5, 6]

@@ -1,0 +1,156 @@
+"""The progress of a transformers Trainer: counters, running sums, log history, callbacks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from transformers.trainer_callback import ExportableState, TrainerControl
+
+from forge.compat import of_transformers, of_trl
+
+_STATE = (
+    "epoch",
+    "global_step",
+    "num_input_tokens_seen",
+    "total_flos",
+    "log_history",
+    "best_metric",
+    "best_global_step",
+    "best_model_checkpoint",
+)
+"""Fields of `TrainerState` that training changes; the others follow from the arguments."""
+
+
+_LIBRARIES = ("transformers", "trl", "peft", "accelerate", "forge")
+"""Packages whose callbacks keep nothing that training depends on, apart from what they export."""
+_VALUES = (bool, int, float, list, dict, set, torch.Tensor)
+_TIMES = ("runtime", "per_second")
+"""Ends of the names of logged values that are times."""
+
+
+class TrainerProgress:
+    """The progress of a Trainer as an object with a state_dict.
+
+    Args:
+        trainer: A `transformers.Trainer`; the attributes that it names in `saved_attributes` are
+            saved, too.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._attributes = [*trainer.saved_attributes, *of_trl.logged_attributes(trainer)]
+        self.place = (0, 0, 0)
+        """The epoch, the batches trained on in it, and the batches trained on in all epochs."""
+        self.is_over = False
+        """Whether the loop has ended."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The progress after the last step."""
+        trainer = self._trainer
+        state = {name: getattr(trainer.state, name) for name in _STATE}
+        history = state["log_history"]
+        return {
+            "place": [*self.place, self.is_over],
+            "state": state | {"log_history": [without_times(row) for row in history]},
+            "measured": {"times": [{k: row[k] for k in row if is_time(k)} for row in history]},
+            "sums": of_transformers.sums(trainer),
+            "callbacks": {name: _exported(one) for name, one in self._callbacks()},
+            "attributes": {name: _plain(getattr(trainer, name)) for name in self._attributes},
+            "eval_loaders": of_transformers.names_of_lasting_eval_loaders(trainer),
+        }
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Continue from there."""
+        trainer = self._trainer
+        *place, self.is_over = saved["place"]
+        self.place = tuple(place)
+        self.restore_counters(saved)
+        of_transformers.restore_sums(trainer, saved["sums"])
+        callbacks = dict(self._callbacks())
+        for name, values in saved["callbacks"].items():
+            if name in callbacks:
+                _restore(callbacks[name], values)
+        for name, value in saved["attributes"].items():
+            setattr(trainer, name, _refilled(getattr(trainer, name), value))
+        for name in saved["eval_loaders"]:
+            self._start_workers(name)
+
+    def restore_counters(self, saved: dict[str, Any]) -> None:
+        """Restore the `TrainerState`, which the Trainer reads before it builds the optimizer."""
+        for name, value in saved["state"].items():
+            setattr(self._trainer.state, name, value)
+        rows = zip(saved["state"]["log_history"], saved["measured"]["times"], strict=True)
+        self._trainer.state.log_history = [row | times for row, times in rows]
+
+    def unsaved(self) -> Iterator[str]:
+        """A sentence for each callback whose attributes are not saved."""
+        saved = [one for _, one in self._callbacks()]
+        for one in self._trainer.callback_handler.callbacks:
+            is_own = type(one).__module__.partition(".")[0] not in _LIBRARIES
+            names = [key for key, value in vars(one).items() if isinstance(value, _VALUES)]
+            if is_own and names and one not in saved:
+                yield (
+                    f"the callback {type(one).__name__} has no state_dict, so {', '.join(names)}"
+                    " would be as at the start after a resume. If training changes them, give the"
+                    " callback state_dict and load_state_dict, or transformers' ExportableState."
+                )
+
+    def _start_workers(self, name: str) -> None:
+        """Start workers that persist since an earlier evaluation; starting them draws a seed."""
+        if name not in of_transformers.names_of_lasting_eval_loaders(self._trainer):
+            loader = self._trainer.get_eval_dataloader(None if name == "eval" else name)
+            iter(loader.base_dataloader)
+
+    def _callbacks(self) -> Iterator[tuple[str, Any]]:
+        """The callbacks that say what they keep, by name."""
+        seen: dict[str, int] = {}
+        for one in [*self._trainer.callback_handler.callbacks, self._trainer.control]:
+            if isinstance(one, ExportableState) or hasattr(one, "state_dict"):
+                name = type(one).__name__
+                seen[name] = seen.get(name, -1) + 1
+                yield f"{name}.{seen[name]}", one
+
+
+def is_time(name: str) -> bool:
+    """Whether a logged value is a time, which differs between two equal runs."""
+    return name.endswith(_TIMES)
+
+
+def without_times(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """Logged values without the times."""
+    return {name: value for name, value in logs.items() if not is_time(name)}
+
+
+def _exported(one: Any) -> dict[str, Any]:
+    if isinstance(one, TrainerControl):
+        return dict(vars(one))
+    if hasattr(one, "state_dict"):
+        return dict(one.state_dict())
+    return dict(one.state()["attributes"])
+
+
+def _restore(one: Any, values: dict[str, Any]) -> None:
+    if hasattr(one, "load_state_dict"):
+        one.load_state_dict(values)
+        return
+    for name, value in values.items():
+        setattr(one, name, value)
+
+
+def _plain(value: Any) -> Any:
+    """A value whose dicts, also those of a subclass, are copied as plain dicts."""
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    return list(value) if isinstance(value, list) else value
+
+
+def _refilled(now: Any, saved: Any) -> Any:
+    """The saved value; dicts keep their identity and their class, for example defaultdict."""
+    if not isinstance(now, dict):
+        return saved
+    values = {key: _refilled(now[key], one) if key in now else one for key, one in saved.items()}
+    now.clear()
+    now.update(values)
+    return now
