@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from forge import messages
@@ -38,6 +38,7 @@ class PushedLoop:
         self._updater = parts.updater
         self._handler = parts.handler
         self._metrics = parts.directory.metrics
+        self._objects = objects
         self._loaders = {n: one for n, one in objects.items() if isinstance(one, Resumable)}
         self._is_open = False
 
@@ -72,7 +73,7 @@ class PushedLoop:
             if not loops.is_complete:
                 self._boundary.run_end.end_loop()
             return start
-        for one in self._loaders.values():
+        for one in self._resumables():
             loops.open(one.loader)
         loops.fixed.begin_loop()
         loops.planned, loops.is_complete, loops.is_between = None, False, False
@@ -81,6 +82,12 @@ class PushedLoop:
         if not self._boundary.pass_through(None, math.inf):
             self._begin_step()
         return start
+
+    def _resumables(self) -> Iterator[Resumable[Any]]:
+        """All loaders whose places are saved: given by themselves, or inside other objects."""
+        yield from self._loaders.values()
+        for one in self._objects.values():
+            yield from getattr(one, "resumables", ())
 
     def _begin_step(self) -> None:
         self._updater.begin(self._loops.step)
