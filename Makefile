@@ -40,7 +40,7 @@ picture: $(VENV)/.demo-installed
 
 IN_PARALLEL := -n $(JOBS) --maxprocesses 10 --dist loadscope
 
-test: $(VENV)/.dev-installed
+test: $(VENV)/.dev-installed $(VENV)/.lightning-installed
 	$(PYTEST) $(IN_PARALLEL) -m 'not proofs'
 
 # Each by itself, AT_ONCE of them at a time, whatever the others end with; the longest first. The

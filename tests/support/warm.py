@@ -52,7 +52,7 @@ class _Zygote:
     """
 
     def __init__(self, *modules: str) -> None:
-        self._modules = ",".join(modules)
+        self._modules = modules
         self._socket: socket.socket | None = None
         self._lock = threading.Lock()
         self._pid = os.getpid()
@@ -85,12 +85,15 @@ class _Zygote:
 
     def _begin(self) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        is_trainer = self._modules == ",".join(TRAINERS)
         self._popen = _begun(
             # Newer Pythons warn of forks with threads; torch has some idle threads.
             [
                 *(sys.executable, "-W", "ignore::DeprecationWarning"),
-                *(str(Path(__file__).with_name("zygote.py")), str(theirs.fileno()), self._modules),
+                *(
+                    str(Path(__file__).with_name("zygote.py")),
+                    str(theirs.fileno()),
+                    ",".join(self._modules),
+                ),
             ],
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
@@ -99,8 +102,7 @@ class _Zygote:
             env={
                 **os.environ,
                 "ROOM": ROOM,
-                # Trainers use parts of torch that the tests' quick start puts off.
-                "PYTHONPATH": FRAMEWORKS if is_trainer else QUICK if IS_QUICK else "",
+                "PYTHONPATH": PACKAGES.get(self._modules, QUICK if IS_QUICK else ""),
                 "OMP_NUM_THREADS": "1",
             },
         )
@@ -128,6 +130,10 @@ TRAINERS = (
 )
 """Modules of trainers, which the Makefile installs in a folder of their own."""
 FRAMEWORKS = str(Path(sys.prefix, "frameworks"))
+LIGHTNING = ("lightning.pytorch", "forge.integrations.lightning")
+PACKAGES = {TRAINERS: FRAMEWORKS, LIGHTNING: str(Path(sys.prefix, "lightning"))}
+"""Folders below the environment in which the Makefile installs packages: not with `QUICK`, since
+they use parts of torch that it puts off."""
 
 _zygote = _Zygote()
 _others: dict[tuple[str, ...], _Zygote] = {}
