@@ -40,7 +40,7 @@ picture: $(VENV)/.demo-installed
 
 IN_PARALLEL := -n $(JOBS) --maxprocesses 10 --dist loadscope
 
-test: $(VENV)/.dev-installed $(VENV)/.lightning-installed
+test: $(VENV)/.dev-installed $(VENV)/.frameworks-installed $(VENV)/.lightning-installed
 	$(PYTEST) $(IN_PARALLEL) -m 'not proofs'
 
 # Each by itself, AT_ONCE of them at a time, whatever the others end with; the longest first. The
@@ -58,6 +58,8 @@ ranks = $(PROOF)/chaos_ranks.py 50 --seed 1 --ranks 4
 shards = $(PROOF)/chaos_ranks.py 50 --seed 1 --ranks 4 --wrap fsdp2
 commands = $(PROOF)/any_command.py
 frameworks = $(PROOF)/frameworks.py --times 20 --seed 1
+huggingface = $(PROOF)/huggingface.py --seed 1
+lightning = $(PROOF)/chaos_lightning.py --seed 1
 lost_jobs = $(PROOF)/lost_jobs.py
 early_signals = $(PROOF)/early_signals.py 50
 own_scripts = $(PROOF)/own_scripts.py
@@ -67,10 +69,10 @@ hangs = $(PROOF)/planted_hangs.py
 attacks = $(PROOF)/all_attacks.py
 sick = $(PROOF)/sick_machine.py
 pages = $(MAKE) docs
-PROOFS := torture suite chaos rehearse sweeps tests marked ranks shards commands frameworks lost_jobs early_signals own_scripts showcase earlier hangs attacks sick pages
+PROOFS := torture suite chaos rehearse sweeps tests marked ranks shards commands frameworks huggingface lightning lost_jobs early_signals own_scripts showcase earlier hangs attacks sick pages
 
 proofs: $(VENV)/.dev-installed $(VENV)/.demo-installed $(VENV)/.docs-installed $(VENV)/.hydras-installed \
-  $(VENV)/.lightning-installed $(VENV)/.frameworks-installed
+  $(VENV)/.lightning-installed $(VENV)/.frameworks-installed $(VENV)/.trl-installed
 	@rm -rf build/proofs && mkdir -p build/proofs
 	@$(MAKE) --no-print-directory --keep-going --jobs $(AT_ONCE) $(PROOFS:%=proof-%)
 
@@ -87,7 +89,7 @@ check: $(VENV)/.dev-installed
 	$(PYTEST) -q tests/packaging/test_imports.py
 
 # Each process writes a file of its own below .coverage-data; they are combined at the end.
-coverage: $(VENV)/.dev-installed
+coverage: $(VENV)/.dev-installed $(VENV)/.frameworks-installed $(VENV)/.lightning-installed
 	rm -rf .coverage-data && mkdir .coverage-data
 	COVERAGE_FILE='$(CURDIR)/.coverage-data/data' $(IN_VENV) -m coverage run -m pytest \
 	  $(IN_PARALLEL) -m 'not proofs' --timeout 900
@@ -136,19 +138,27 @@ $(VENV)/.hydras-installed: $(VENV)/.dev-installed
 	  hydra-core==1.4.0rc3 omegaconf==2.4.1rc1 hydra-submitit-launcher==1.4.0rc3 || rm -rf $(VENV)/hydras/1.4.0rc3
 	@touch $@
 
-# Lightning, for what README.md says of it.
+# Lightning, for the tests of integrations, and for what README.md says of it.
 $(VENV)/.lightning-installed: $(VENV)/.dev-installed
-	@$(IN_VENV) -m pip install -qq --no-deps --target $(VENV)/lightning lightning==2.6.6 \
+	@$(IN_VENV) -m pip install -qq --no-deps --target $(VENV)/lightning/site-packages lightning==2.6.6 \
 	  pytorch-lightning==2.6.6 lightning-utilities==0.15.3 torchmetrics==1.9.0 tqdm
 	@touch $@
 
-# What many loops are written with, for `frameworks.py`; torch and numpy are those of the environment.
+# What many loops are written with: for the tests of integrations, and for proofs. torch and numpy are
+# those of the environment. Half a minute. (Libraries look for `site-packages` in their own paths.)
 $(VENV)/.frameworks-installed: $(VENV)/.dev-installed
-	@$(IN_VENV) -m pip install -qq --no-deps --target $(VENV)/frameworks accelerate==1.15.0 \
+	@$(IN_VENV) -m pip install -qq --no-deps --target $(VENV)/frameworks/site-packages accelerate==1.15.0 \
 	  lightning-fabric==2.6.6 lightning-utilities==0.15.3 peft==0.21.2 transformers==5.23.0 \
 	  huggingface-hub==2.4.0 tokenizers==0.23.3 safetensors==0.8.0 psutil==7.2.2 pyyaml==6.0.3 \
 	  regex==2026.11.15 tqdm==4.70.1 fsspec==2026.9.0 filelock==4.2.11 httpx2==2.16.2 httpcore2==2.16.2 \
 	  truststore==0.10.5 anyio==4.16.0 idna==3.20 h11==0.16.0 certifi==2026.10.18
+	@touch $@
+
+# TRL, for `huggingface.py`.
+$(VENV)/.trl-installed: $(VENV)/.dev-installed
+	@$(IN_VENV) -m pip install -qq --no-deps --target $(VENV)/trl/site-packages trl==1.16.0 \
+	  datasets==5.2.0 dill==0.4.1 multiprocess==0.70.19 pandas==3.1.1 pyarrow==26.0.1 python-dateutil \
+	  pytz six tzdata
 	@touch $@
 
 $(VENV)/.created:

@@ -32,6 +32,13 @@ def trainer_with_hooks() -> Any:
     """
     import transformers.trainer as module
 
+    if not hasattr(module.Trainer, "_run_epoch"):  # its running mean is a local variable before
+        raise ImportError(
+            f"forge.integrations.transformers needs transformers 5.3 or newer, and this is"
+            f" {module.__version__}: in an older Trainer the mean of the losses that it logs"
+            " is a local variable, which cannot be saved. Run: pip install 'transformers>=5.3'"
+        )
+
     class TrainerWithHooks(module.Trainer):
         loop_hooks: Any
 

@@ -260,10 +260,7 @@ class Position:
             self._parts.restore(state["parts"])
 
     def start_workers(self) -> None:
-        """Start persistent workers, as an earlier pass did; a pass that starts them draws a seed.
-
-        Call it before `load_finished`, which restores the samplers that the workers are fed from.
-        """
+        """Start persistent workers, before `load_finished`: starting them draws a seed."""
         if getattr(self._loader, "persistent_workers", False) and not self.is_stateful:
             with rng.unchanged():
                 iter_with_blocked_signals(self._loader)

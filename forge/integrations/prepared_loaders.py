@@ -62,7 +62,7 @@ def read(loader: Any) -> tuple[Any, Any]:
     inner = loader.base_dataloader
     for sampler in _seedable_samplers(loader):
         if sampler.generator is None:  # it would make one in its first pass, too late to restore
-            sampler.generator = torch.Generator()
+            sampler.generator = torch.Generator(device="cpu")
     batches = forge.data.resumable(inner, ahead=_AHEAD)
     loader.base_dataloader = _Counted(inner, batches, loader)
     return loader, batches

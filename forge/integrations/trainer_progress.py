@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from transformers.trainer_callback import ExportableState, TrainerControl
 
-from forge.compat import of_transformers
+from forge.compat import of_transformers, of_trl
 
 _STATE = (
     "epoch",
@@ -22,22 +23,24 @@ _STATE = (
 """Fields of `TrainerState` that training changes; the others follow from the arguments."""
 
 
+_LIBRARIES = ("transformers", "trl", "peft", "accelerate", "forge")
+"""Packages whose callbacks keep nothing that training depends on, apart from what they export."""
+_VALUES = (bool, int, float, list, dict, set, torch.Tensor)
+
+
 class TrainerProgress:
     """The progress of a Trainer as an object with a state_dict.
 
     Args:
-        trainer: A `transformers.Trainer`.
-        attributes: Names of further attributes of the trainer to save.
+        trainer: A `transformers.Trainer`; the attributes that it names in `saved_attributes` are
+            saved, too.
     """
 
-    def __init__(self, trainer: Any, attributes: tuple[str, ...]) -> None:
+    def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self._attributes = attributes
-        self.epoch = 0
-        self.in_epoch = 0
-        """Batches trained on in this epoch."""
-        self.batches = 0
-        """Batches trained on in all epochs."""
+        self._attributes = [*trainer.saved_attributes, *of_trl.logged_attributes(trainer)]
+        self.place = (0, 0, 0)
+        """The epoch, the batches trained on in it, and the batches trained on in all epochs."""
         self.is_over = False
         """Whether the loop has ended."""
 
@@ -46,18 +49,19 @@ class TrainerProgress:
         trainer = self._trainer
         state = {name: getattr(trainer.state, name) for name in _STATE}
         return {
-            "place": [self.epoch, self.in_epoch, self.batches, self.is_over],
+            "place": [*self.place, self.is_over],
             "state": state | {"log_history": [dict(one) for one in state["log_history"]]},
             "sums": of_transformers.sums(trainer),
             "callbacks": {name: _exported(one) for name, one in self._callbacks()},
-            "attributes": {name: getattr(trainer, name) for name in self._attributes},
+            "attributes": {name: _plain(getattr(trainer, name)) for name in self._attributes},
             "eval_loaders": of_transformers.names_of_lasting_eval_loaders(trainer),
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Continue from there."""
         trainer = self._trainer
-        self.epoch, self.in_epoch, self.batches, self.is_over = saved["place"]
+        *place, self.is_over = saved["place"]
+        self.place = tuple(place)
         self.restore_counters(saved)
         of_transformers.restore_sums(trainer, saved["sums"])
         callbacks = dict(self._callbacks())
@@ -65,7 +69,7 @@ class TrainerProgress:
             if name in callbacks:
                 _restore(callbacks[name], values)
         for name, value in saved["attributes"].items():
-            setattr(trainer, name, value)
+            setattr(trainer, name, _refilled(getattr(trainer, name), value))
         for name in saved["eval_loaders"]:
             self._start_workers(name)
 
@@ -73,6 +77,19 @@ class TrainerProgress:
         """Restore the `TrainerState`, which the Trainer reads before it builds the optimizer."""
         for name, value in saved["state"].items():
             setattr(self._trainer.state, name, value)
+
+    def unsaved(self) -> Iterator[str]:
+        """A sentence for each callback whose attributes are not saved."""
+        saved = [one for _, one in self._callbacks()]
+        for one in self._trainer.callback_handler.callbacks:
+            is_own = type(one).__module__.partition(".")[0] not in _LIBRARIES
+            names = [key for key, value in vars(one).items() if isinstance(value, _VALUES)]
+            if is_own and names and one not in saved:
+                yield (
+                    f"the callback {type(one).__name__} has no state_dict, so {', '.join(names)}"
+                    " would be as at the start after a resume. If training changes them, give the"
+                    " callback state_dict and load_state_dict, or transformers' ExportableState."
+                )
 
     def _start_workers(self, name: str) -> None:
         """Start workers that persist since an earlier evaluation; starting them draws a seed."""
@@ -104,3 +121,20 @@ def _restore(one: Any, values: dict[str, Any]) -> None:
         return
     for name, value in values.items():
         setattr(one, name, value)
+
+
+def _plain(value: Any) -> Any:
+    """A value whose dicts, also those of a subclass, are copied as plain dicts."""
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    return list(value) if isinstance(value, list) else value
+
+
+def _refilled(now: Any, saved: Any) -> Any:
+    """The saved value; dicts keep their identity and their class, for example defaultdict."""
+    if not isinstance(now, dict):
+        return saved
+    values = {key: _refilled(now[key], one) if key in now else one for key, one in saved.items()}
+    now.clear()
+    now.update(values)
+    return now

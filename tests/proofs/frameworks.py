@@ -27,7 +27,7 @@ from typing import Any
 
 if __name__ == "__main__":
     os.environ["OMP_NUM_THREADS"] = "1"  # what forks must have one thread
-    sys.path.append(str(Path(sys.prefix, "frameworks")))
+    sys.path.append(str(Path(sys.prefix, "frameworks", "site-packages")))
 
 import numpy as np
 import torch

@@ -19,7 +19,7 @@ from forge.jobdir import ledger
 from forge.process import world
 
 NUM_RANKS = {"ranks": 2, "sharded": 2}
-FOLDER = warm.PACKAGES[warm.LIGHTNING]
+FOLDER = warm.PACKAGES["lightning"]
 
 
 class LightningJob:

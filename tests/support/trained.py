@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import warm
 from harness import JOBS, PATIENCE_S, Process
+from repository import ROOT
 
 import forge
 from forge.checkpoint.format.leaves import differences
@@ -26,20 +27,41 @@ from forge.process import world
 Strikes = dict[str, str]
 """Place -> signal, in one process of one attempt; see jobs/strikes.py."""
 
+PATHS = [warm.FRAMEWORKS, warm.TRL]
+OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TRL_DISABLE_TELEMETRY": "1"}
+
 
 class Trained:
-    """One attempt after the other of a script, each of `ranks` processes."""
+    """One attempt after the other of a script, each of `ranks` processes.
 
-    def __init__(self, directory: Path, script: Path, ranks: int = 1, **env: str) -> None:
+    Args:
+        directory: Where the script runs.
+        script: Any Python script.
+        ranks: Processes of an attempt.
+        checkpoints: Directory of forge's checkpoints, relative to `directory`.
+        imports: Modules that are imported once for all attempts.
+        env: Environment variables of all attempts.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        script: Path,
+        ranks: int = 1,
+        checkpoints: str = "checkpoints",
+        imports: tuple[str, ...] = warm.TRAINERS,
+        **env: str,
+    ) -> None:
         self.directory, self.script, self.ranks, self.env = directory, script, ranks, env
+        self.checkpoints, self._imports = directory / checkpoints, imports
         directory.mkdir(parents=True, exist_ok=True)
 
     def attempt(self, *strikes: Strikes, **env: str) -> list[int]:
         """The exit codes of one attempt, by rank; `strikes` of rank 0 first."""
         paths = os.pathsep.join(
-            filter(None, [str(self.script.parent), os.environ.get("PYTHONPATH"), warm.FRAMEWORKS])
+            filter(None, [str(self.script.parent), os.environ.get("PYTHONPATH"), *PATHS])
         )
-        common = {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", **self.env, **env}
+        common = OFFLINE | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", **self.env, **env}
         if self.ranks > 1:
             common |= {
                 "WORLD_SIZE": str(self.ranks),
@@ -56,7 +78,7 @@ class Trained:
                     [sys.executable, str(JOBS / "strikes.py"), str(self.script), json.dumps(at)],
                     self.directory / f"output_{rank}.txt",
                     cwd=self.directory,
-                    popen=functools.partial(warm.Popen, imports=warm.TRAINERS),
+                    popen=functools.partial(warm.Popen, imports=self._imports),
                     **common,
                     **of_rank,
                 )
@@ -79,10 +101,6 @@ class Trained:
         """What the ranks printed."""
         paths = sorted(self.directory.glob("output_*.txt"))
         return "\n".join(f"-- {one.name}\n{one.read_text(errors='replace')}" for one in paths)
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.directory / "checkpoints"
 
     @property
     def final(self) -> list[Any]:
@@ -134,7 +152,11 @@ def check_part(name: str) -> None:
         AssertionError: With what the process printed, if the function failed.
     """
     command = [sys.executable, str(JOBS / "trainer_parts.py"), name]
-    popen = functools.partial(warm.Popen, imports=warm.TRAINERS)
+    paths = [str(ROOT / "tests" / "proofs" / "trainers"), *PATHS]
+    path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), *paths]))
+    popen = functools.partial(
+        warm.Popen, imports=warm.TRAINERS, env=os.environ | {"PYTHONPATH": path}
+    )
     with popen(command, stdout=-1, stderr=-2, text=True, start_new_session=True) as process:
         printed = process.communicate()[0]
     assert process.returncode == 0, printed[-2000:]

@@ -102,7 +102,7 @@ class _Zygote:
             env={
                 **os.environ,
                 "ROOM": ROOM,
-                "PYTHONPATH": PACKAGES.get(self._modules, QUICK if IS_QUICK else ""),
+                "PYTHONPATH": os.pathsep.join(_paths(self._modules)),
                 "OMP_NUM_THREADS": "1",
             },
         )
@@ -114,6 +114,12 @@ class _Zygote:
         if self.is_own and self._socket is not None:
             self._socket.close()
             self._popen.wait(60)
+
+
+def _paths(modules: tuple[str, ...]) -> list[str]:
+    """Not `QUICK` with packages that use the parts of torch that it puts off."""
+    names = [one.partition(".")[0] for one in modules]
+    return [PACKAGES[one] for one in names if one in PACKAGES] or ([QUICK] if IS_QUICK else [])
 
 
 def _umask() -> int:
@@ -129,11 +135,15 @@ TRAINERS = (
     *("transformers.models.gpt2.modeling_gpt2", "peft", "forge.integrations.transformers"),
 )
 """Modules of trainers, which the Makefile installs in a folder of their own."""
-FRAMEWORKS = str(Path(sys.prefix, "frameworks"))
+FRAMEWORKS = str(Path(sys.prefix, "frameworks", "site-packages"))
+TRL = str(Path(sys.prefix, "trl", "site-packages"))
 LIGHTNING = ("lightning.pytorch", "forge.integrations.lightning")
-PACKAGES = {TRAINERS: FRAMEWORKS, LIGHTNING: str(Path(sys.prefix, "lightning"))}
-"""Folders below the environment in which the Makefile installs packages: not with `QUICK`, since
-they use parts of torch that it puts off."""
+PACKAGES = {
+    "accelerate": FRAMEWORKS,
+    "trl": TRL,
+    "lightning": str(Path(sys.prefix, "lightning", "site-packages")),
+}
+"""Package -> folder in which the Makefile installs it."""
 
 _zygote = _Zygote()
 _others: dict[tuple[str, ...], _Zygote] = {}

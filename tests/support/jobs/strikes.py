@@ -3,6 +3,7 @@
     {"step 17": "TERM"}    in the 17th backward pass of this process
     {"eval 2": "USR1"}     in the 2nd batch of an evaluation
     {"save 1": "KILL"}     as a checkpoint of forge is about to get its name
+    {"step 3": "limit"}    does not signal, but takes until the time limit is near
 
 The script is not changed: the parts of Accelerate that it calls are. Each backward pass adds a line
 with its loss to steps_<rank>.txt.
@@ -13,17 +14,22 @@ import os
 import runpy
 import signal
 import sys
+import time
 from pathlib import Path
 
 import accelerate
 
+MARGIN_S = 10.0
+"""Seconds of the default policy that a stop needs before the limit, without its save."""
 _counts = {"step": 0, "eval": 0, "save": 0}
 
 
 def reach(kind, at):
     _counts[kind] += 1
     name = at.get(f"{kind} {_counts[kind]}")
-    if name is not None:
+    if name == "limit":
+        time.sleep(max(0.0, float(os.environ["FORGE_END_TIME"]) - MARGIN_S - time.time()))
+    elif name is not None:
         os.kill(os.getpid(), signal.Signals[f"SIG{name}"])
 
 

@@ -1,4 +1,4 @@
-"""The private parts of transformers and Accelerate that forge uses: trainer_parts.py <function>
+"""Private parts of transformers, Accelerate and TRL that forge uses: trainer_parts.py <function>
 
 Each function fails if its part no longer does what forge/compat needs.
 """
@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from transformers import TrainingArguments
 
-from forge.compat import of_accelerate, of_transformers
+from forge.compat import of_accelerate, of_transformers, of_trl
 
 
 class Line(nn.Module):
@@ -129,6 +129,38 @@ def loaders():
     accelerator = Accelerator(cpu=True)
     loader = accelerator.prepare(DataLoader([1, 2]))
     assert [one is loader for one in of_accelerate.loaders(accelerator)] == [True]
+
+
+def of_trl_s(name, data, **options):
+    """A trainer of TRL; its modules take seconds to import, and only these functions need them."""
+    import trl
+    from datasets import Dataset
+    from tiny import ARGUMENTS, WORDS, tokenizer
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    arguments = ARGUMENTS | {"output_dir": tempfile.mkdtemp(), "save_strategy": "no"}
+    sizes = {"vocab_size": len(WORDS), "n_embd": 8, "n_layer": 1, "n_head": 1, "n_positions": 32}
+    return getattr(trl, f"{name}Trainer")(
+        model=GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=3)),
+        args=getattr(trl, f"{name}Config")(**arguments, bf16=False),
+        train_dataset=Dataset.from_dict(data),
+        processing_class=tokenizer(),
+        **options,
+    )
+
+
+def logged_attributes():
+    one = of_trl_s("SFT", {"text": ["w1 w2 w3"] * 8})
+    names = of_trl.logged_attributes(one)
+    one.train()
+    assert {name: bool(getattr(one, name)) for name in names} == dict.fromkeys(names, True)
+    assert of_trl.logged_attributes(trainer()) == []
+
+
+def keeps_batches():
+    one = of_trl_s("GRPO", {"prompt": ["w1 w2"] * 8}, reward_funcs=lambda prompts, **_: [0.0])
+    assert of_trl.keeps_batches(one)
+    assert not of_trl.keeps_batches(of_trl_s("SFT", {"text": ["w1 w2 w3"] * 8}))
 
 
 if __name__ == "__main__":
