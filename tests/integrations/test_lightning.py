@@ -1,7 +1,7 @@
 """Lightning's Trainer under `ForgeCallback`; many more places are hit in `make proofs`."""
 
 import pytest
-from lightning_jobs import LightningJob
+from lightning_jobs import LightningJob, run_function
 
 
 @pytest.fixture(scope="module")
@@ -41,3 +41,62 @@ def test_a_stopped_training_ends_with_the_same_bits(script, attempts, whole, tmp
     assert job.differences(whole(script)) == []
     if all(code != -9 for _, code in attempts):
         assert job.num_repeated == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "sentences"),
+    [
+        ("without_the_loader", ["ForgeCallback.loader(train_loader)"]),
+        (
+            "with_unsupported_parts",
+            ["The callback StochasticWeightAveraging", "training_step takes dataloader_iter"],
+        ),
+    ],
+)
+def test_what_no_resume_could_repeat_is_refused_at_the_start(name, sentences, tmp_path):
+    """Before the first step, and with what to do instead."""
+    code, printed = run_function("lightning_cases.py", name, tmp_path)
+    assert code == 78, printed
+    assert [one for one in sentences if one not in printed] == []
+
+
+def test_processes_that_do_not_run_the_script_are_refused(tmp_path):
+    """Each of them refuses, so Lightning itself ends with 1."""
+    name = "with_functions_as_processes"
+    code, printed = run_function("lightning_cases.py", name, tmp_path)
+    assert code == 1
+    assert "Its processes run fit alone, and not the script" in printed
+
+
+def test_a_finished_training_is_not_repeated(tmp_path, monkeypatch):
+    """The second start finds the weights of the first; a third one must not train on."""
+    found = []
+    for epochs in "223":
+        monkeypatch.setenv("EPOCHS", epochs)
+        found.append(run_function("lightning_cases.py", "finished", tmp_path))
+    assert [code for code, _ in found] == [0, 0, 78], found
+    first, second, third = [printed.splitlines()[-1] for _, printed in found]
+    assert first == second
+    assert "This training has finished at step 12" in third
+
+
+def test_a_step_with_a_bad_loss_is_left_out(tmp_path):
+    """Also if the loss before in the same accumulation is good."""
+    code, printed = run_function("lightning_cases.py", "with_bad_losses", tmp_path)
+    assert code == 0, printed
+    assert "nan" not in printed.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("beside_a_tuner_and_a_validation", "steps 12 held out True"),
+        ("from_a_checkpoint_of_lightning", "steps 12 of 12"),
+        ("on_slurm", "Lightning's signal handlers and requeue of the Slurm job"),
+    ],
+)
+def test_what_else_people_do_with_a_trainer(name, expected, tmp_path):
+    """A tuner reads the same loader, and `ckpt_path` is where the first attempt begins."""
+    code, printed = run_function("lightning_cases.py", name, tmp_path)
+    assert code == 0, printed
+    assert expected in printed

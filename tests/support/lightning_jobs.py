@@ -125,17 +125,30 @@ class LightningJob:
         return [str(one) for one in differences(self.final, other.final)]
 
 
+def run_function(script: str, name: str, directory: Path | None = None) -> tuple[int, str]:
+    """The exit code and the output of a function of a script in `jobs`.
+
+    Args:
+        script: Name of the script, which has imported Lightning already.
+        name: Name of the function.
+        directory: Where it runs.
+    """
+    command = [sys.executable, str(JOBS / script), name]
+    popen = functools.partial(warm.Popen, imports=warm.LIGHTNING, env=_environment())
+    options: dict[str, Any] = {"stdout": -1, "stderr": -2, "text": True, "cwd": directory}
+    with popen(command, start_new_session=True, **options) as process:
+        printed = process.communicate()[0]
+    return process.returncode, printed
+
+
 def check_part(name: str) -> None:
-    """Run a function of jobs/lightning_parts.py in a process that has imported Lightning.
+    """Run a function of jobs/lightning_parts.py.
 
     Raises:
         AssertionError: With what the process printed, if the function failed.
     """
-    command = [sys.executable, str(JOBS / "lightning_parts.py"), name]
-    popen = functools.partial(warm.Popen, imports=warm.LIGHTNING, env=_environment())
-    with popen(command, stdout=-1, stderr=-2, text=True, start_new_session=True) as process:
-        printed = process.communicate()[0]
-    assert process.returncode == 0, printed[-2000:]
+    code, printed = run_function("lightning_parts.py", name)
+    assert code == 0, printed[-2000:]
 
 
 def _environment() -> dict[str, str]:

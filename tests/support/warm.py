@@ -141,7 +141,9 @@ LIGHTNING = ("lightning.pytorch", "forge.integrations.lightning")
 PACKAGES = {
     "accelerate": FRAMEWORKS,
     "trl": TRL,
-    "lightning": str(Path(sys.prefix, "lightning", "site-packages")),
+    "lightning": str(
+        Path(sys.prefix, os.environ.get("FORGE_TESTS_LIGHTNING", "lightning"), "site-packages")
+    ),
 }
 """Package -> folder in which the Makefile installs it."""
 

@@ -65,7 +65,8 @@ class ForgeCallback(pytorch.Callback):
         for sentence in unsupported.remarks(trainer):
             messages.warn(f"A resume could be inexact here: {sentence}")
         switched_off = " and ".join(of_lightning.leave_signals(trainer))
-        messages.say(f"Switched off, since forge acts on signals: Lightning's {switched_off}")
+        if trainer.is_global_zero:
+            messages.say(f"Switched off, since forge acts on signals: Lightning's {switched_off}")
         self._trainer, self._has_begun, self._is_wrapped = trainer, False, False
         self._state, self._place = TrainerState(trainer, self), Place()
         scaler = getattr(trainer.precision_plugin, "scaler", None)
@@ -101,10 +102,11 @@ class ForgeCallback(pytorch.Callback):
 
     def begin_pass(self, loader: DrivenLoader) -> None:
         """Begin a pass, or continue that of the checkpoint, as the Trainer makes an iterator."""
-        self._is_new = self._is_wrapped = True
+        is_first, self._is_new, self._is_wrapped = not self._is_wrapped, True, True
         if self._is_resumed and not self._has_begun:
             self._place.open(loader)
-            self._state.restore_counters()  # Lightning has loaded those of `ckpt_path`
+            if is_first:  # Lightning has loaded those of `ckpt_path`
+                self._state.restore_counters()
         else:
             self._place.begin_pass(loader, self._trainer.current_epoch)
             self._before = self._place.taken - of_lightning.num_ready(self._trainer)
@@ -127,7 +129,7 @@ class ForgeCallback(pytorch.Callback):
         """Begin the loop: the Trainer does nothing more before its first step."""
         assert self.run is not None
         start, trainer = self.run.begin(), self._trainer
-        if start.is_finished:
+        if start.is_finished or self._state.is_over:
             refuse("This Trainer", [unsupported.FINISHED.format(step=start.step)])
         self._has_begun = True
         self._before = self._place.taken - loader.ahead - of_lightning.num_ready(trainer)
@@ -199,6 +201,7 @@ class ForgeCallback(pytorch.Callback):
         if not self._has_begun:  # a finished training was started again
             is_finished, self._logged = self.run.begin().is_finished, dict(_metrics(trainer))
         if not is_finished:
+            self._state.is_over = True
             if of_lightning.num_ready(trainer) > self.run.step:
                 self._reach_boundary()
             self.run.end_loop()

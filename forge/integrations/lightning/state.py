@@ -26,6 +26,8 @@ class TrainerState:
         """The state of the checkpoint from which this attempt has resumed."""
         self.ahead: list[Any] = []
         """The batch that Lightning has fetched ahead, if the loader has no length."""
+        self.is_over = False
+        """Whether `fit` has done all its epochs or steps."""
 
     def _callbacks(self) -> Iterator[tuple[str, Any]]:
         for one in self._trainer.callbacks:
@@ -60,6 +62,7 @@ class TrainerState:
             "precision": trainer.precision_plugin.state_dict(),
             "hooks": self._added_by_hooks(),
             "ahead": list(self.ahead),
+            "is_over": self.is_over,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -86,7 +89,7 @@ class TrainerState:
             module.load_state_dict(deepcopy(state["datamodule"]))
         if state["precision"]:
             trainer.precision_plugin.load_state_dict(state["precision"])
-        self.ahead = list(state["ahead"])
+        self.ahead, self.is_over = list(state["ahead"]), state["is_over"]
 
     def restore_counters(self) -> None:
         """Restore what decides how the Trainer begins its loops, such as the epoch."""
