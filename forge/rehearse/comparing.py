@@ -26,7 +26,10 @@ def differing_leaves(
             yield place, f"only in {(one if place in one.states else other).name}"
             continue
         # The last logged values are compared with all others, by step.
-        a, b = ({**run.states[place], "metrics": None} for run in (one, other))
+        a, b = (
+            {**_without_directory(run.states[place], str(run.directory)), "metrics": None}
+            for run in (one, other)
+        )
         near = _near_leaves(a, b, tolerance) if tolerance else set()
         of_run = f" of {place}" if len(one.states) > 1 else ""
         found = ((path, what) for path, what in differences(a, b) if path not in near)
@@ -49,6 +52,20 @@ def may_differ(path: str, run: RehearsedRun) -> bool:
     kinds = [kind for state in run.states.values() for kind in state["live"]["kinds"].items()]
     loaders = tuple(f"{_OBJECTS}states.{name}." for name, kind in kinds if kind == _LOADER)
     return not path.startswith(_OBJECTS) or path.startswith(loaders)
+
+
+def _without_directory(value: Any, directory: str) -> Any:
+    """The same with paths relative to the run's own directory, as every run has another one."""
+    if isinstance(value, str):
+        return value.replace(directory, "…")
+    if isinstance(value, dict):
+        return {
+            _without_directory(name, directory): _without_directory(inner, directory)
+            for name, inner in value.items()
+        }
+    if type(value) in (list, tuple):
+        return type(value)(_without_directory(inner, directory) for inner in value)
+    return value
 
 
 def _near_leaves(a: Any, b: Any, tolerance: float) -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
@@ -69,6 +70,8 @@ class ForgeCallback(pytorch.Callback):
             messages.say(f"Switched off, since forge acts on signals: Lightning's {switched_off}")
         self._trainer, self._has_begun, self._is_wrapped = trainer, False, False
         self._state, self._place = TrainerState(trainer, self), Place()
+        if "FORGE_REHEARSAL" in os.environ:
+            self._state.move_files(os.environ["FORGE_REHEARSAL"])
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         self.run = forge.Run(
             self._policy,

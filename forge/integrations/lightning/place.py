@@ -23,9 +23,12 @@ class Place:
         self._saved: dict[str, Any] | None = None
         """The loaded place, until it is continued."""
         self._batches: Iterator[Any] = iter(())
+        self._mode = ""
+        """How the loaders of the current pass are joined."""
 
     def open(self, loader: DrivenLoader, epoch: int = 0) -> None:
         """Name the loaders of the coming pass, as the script has made them."""
+        self._mode = loader.mode
         self.resumables = [forge.data.resumable(one) for one in loader.flattened]
         for one in self.resumables:
             one.set_epoch(epoch)
@@ -79,7 +82,6 @@ class Place:
         A loader that ends before the longest one begins again (`max_size_cycle`), has no batch
         (`max_size`), or ends the pass (`min_size`).
         """
-        self._mode = loader.mode
         is_over, iterators = self._is_over, [iter(one) for one in self.resumables]
         while True:
             batches = []
@@ -102,7 +104,7 @@ class Place:
             return {**self._saved, "taken": self.taken}
         return {
             "taken": self.taken,
-            "mode": self._mode if self.resumables else "",
+            "mode": self._mode,
             "is_over": list(self._is_over),
             "loaders": [one.state_dict() for one in self.resumables],
         }

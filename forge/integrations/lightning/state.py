@@ -40,6 +40,11 @@ class TrainerState:
             if isinstance(one, pytorch.callbacks.ModelCheckpoint):
                 yield key, one
 
+    def move_files(self, directory: str) -> None:
+        """Let callbacks write their checkpoints here: a rehearsal must not change a real run's."""
+        for number, (_, saver) in enumerate(self._savers()):
+            saver.dirpath = os.path.join(directory, f"lightning_{number}")
+
     def _metrics(self) -> Iterator[tuple[str, Any]]:
         """The metrics of torchmetrics in the module."""
         for name, one in self._trainer.lightning_module.named_modules():
