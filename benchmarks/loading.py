@@ -30,8 +30,8 @@ import torch
 
 from forge.checkpoint import Store
 from forge.checkpoint.format import manifest
-from forge.checkpoint.format.names import TENSORS
-from forge.checkpoint.load import file_reading
+from forge.checkpoint.format.manifest import TENSORS
+from forge.checkpoint.load import checked_file
 from forge.config.schema import CheckpointConfig
 from forge.state.registry import StateRegistry
 
@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--dir", help="where the files are; a temporary folder by default")
     options = parser.parse_args()
     if options.threads:
-        vars(file_reading)["num_threads"] = lambda: int(options.threads)
+        vars(checked_file)["num_threads"] = lambda: int(options.threads)
         torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory(dir=options.dir) as folder:
         found = measure(Path(folder), options.mib, options.rounds)
@@ -124,7 +124,7 @@ def prepare(folder: Path, objects: Objects) -> dict[str, tuple[Path, Load]]:
     live = StateRegistry({"model": model, "optimizer": optimizer})
     store = Store(folder / "checkpoints", CheckpointConfig())
     taken = {"live": live.capture()}
-    where = store.commit(store.snapshot(1, taken, is_complete=False, copy=False))
+    where = store.commit(store.snapshot(1, taken, copy=False))
     assert where is not None
     file = where / TENSORS
     variants["forge, verified"] = file, lambda objects: _with_forge(store, objects)
@@ -143,12 +143,12 @@ def _limit(path: Path, entry: dict[str, Any], times: int) -> Load:
 
     def load(objects: Objects) -> None:
         end = size if objects[1].state else size // 3
-        file = file_reading.CheckedFile(path, entry)
-        live = [file_reading.Target(0, memory[:end])]
-        new = [file_reading.Target(end, torch.empty(size - end, dtype=torch.uint8))]
-        file.read(new if times > 1 else live + new, is_whole=True)
+        file = checked_file.CheckedFile(path, entry)
+        live = [checked_file.Target(0, memory[:end])]
+        new = [checked_file.Target(end, torch.empty(size - end, dtype=torch.uint8))]
+        file.read(new if times > 1 else live + new)
         if times > 1:
-            file.read(live, is_whole=False)
+            file.read(live)
         file.close()
 
     return load
@@ -186,7 +186,7 @@ def _with_safetensors(path: Path, state: dict[str, Any]) -> tuple[Path, Load]:
 
 def _with_forge(store: Store, objects: Objects) -> None:
     live = StateRegistry({"model": objects[0], "optimizer": objects[1]})
-    found = store.newest(place=lambda state: live.in_place_targets(state["live"]))
+    found = store.newest(offer=lambda state: live.in_place_targets(state["live"]))
     assert found is not None
     live.load(found.state["live"], found.fill())
 

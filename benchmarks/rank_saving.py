@@ -93,7 +93,7 @@ def forge_saves(training: Training, folder: Path, *, is_async: bool) -> list[Row
         began = cpu = 0.0
         for step in run.steps(SAVES + 1):
             blocked = time.perf_counter() - began
-            saver = run._session._directory.saver  # type: ignore[union-attr]
+            saver = run._attempt._directory.saver  # type: ignore[union-attr]
             if saver._thread is not None:
                 saver._thread.join()
             if step:

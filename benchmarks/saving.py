@@ -165,10 +165,10 @@ def memcpy_ms(size: int) -> Callable[[], float]:
 
 def disk_ms(size: int, path: Path) -> Callable[[], float]:
     """The lower limit: as many bytes with O_DIRECT and fsync, in as many threads as forge uses."""
-    from forge.checkpoint.io.host_buffer import HostBuffer
-    from forge.checkpoint.io.output import NUM_THREADS
+    from forge.checkpoint.host_memory import HostBuffer
+    from forge.checkpoint.save.staged_file import NUM_WRITERS
 
-    blocks = [HostBuffer(BLOCK).memory for _ in range(NUM_THREADS)]
+    blocks = [HostBuffer(BLOCK).memory for _ in range(NUM_WRITERS)]
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_DIRECT", 0)
 
     def measure() -> float:
@@ -176,11 +176,11 @@ def disk_ms(size: int, path: Path) -> Callable[[], float]:
         fd = os.open(path, flags)
 
         def write(number: int) -> None:
-            for at in range(number * BLOCK, size - BLOCK + 1, NUM_THREADS * BLOCK):
+            for at in range(number * BLOCK, size - BLOCK + 1, NUM_WRITERS * BLOCK):
                 os.pwrite(fd, blocks[number], at)
 
-        with ThreadPoolExecutor(NUM_THREADS) as pool:
-            list(pool.map(write, range(NUM_THREADS)))
+        with ThreadPoolExecutor(NUM_WRITERS) as pool:
+            list(pool.map(write, range(NUM_WRITERS)))
         os.fsync(fd)
         os.close(fd)
         return 1000 * (time.perf_counter() - begin)

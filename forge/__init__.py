@@ -47,6 +47,7 @@ _HOME_OF = {
     "Run": "forge.training.run",
     "block_signals": "forge.shutdown.stopping",
     "load": "forge.checkpoint.load.inspection",
+    "sweep": "forge.sweeps.sweep",
     "on_stop": "forge.shutdown.stopping",
 }
 _MODULES = {
@@ -82,6 +83,7 @@ __all__ = [
     "load",
     "on_stop",
     "resilience",
+    "sweep",
 ]
 
 if TYPE_CHECKING:
@@ -102,6 +104,7 @@ if TYPE_CHECKING:
     from forge.jobdir import ledger
     from forge.shutdown.stopping import block_signals, on_stop
     from forge.submitit.checkpointable import Checkpointable
+    from forge.sweeps.sweep import sweep
     from forge.training.run import Run
 
 

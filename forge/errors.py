@@ -19,8 +19,8 @@ ForgeError                   base class of the errors below
 │   ├── SlurmRefused                 a Slurm command failed; the text is its output
 │   │   └── NotRequeueable               the controller refuses to requeue this job
 │   ├── NoAnswer                     the controller did not answer in time
-│   ├── NoSuchJob                    the controller does not know the job (any longer)
-│   └── AlreadyRequeued              Slurm has already requeued the job
+│   └── NoSuchJob                    the controller does not know the job (any longer)
+├── NoSweep                      there is no sweep, run or job as named
 ├── JobError                     a job of a sweep did not finish
 └── RehearsalFailed              a script failed its rehearsal
 
@@ -290,8 +290,8 @@ class NoSuchJob(SlurmError):
     """The controller does not know the job (any longer)."""
 
 
-class AlreadyRequeued(SlurmError):
-    """Slurm has already requeued the job."""
+class NoSweep(ForgeError):
+    """There is no sweep and no run at a path, or no such job in it."""
 
 
 class JobError(ForgeError):

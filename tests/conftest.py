@@ -5,6 +5,7 @@ Long tests come first.
 
 import functools
 import gc
+import multiprocessing
 import os
 import re
 import shutil
@@ -28,6 +29,8 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # of processes that tests start: threads that wait take a core
+# As in an active environment: `python` is no shim of a version manager, which takes several shells.
+os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
 MEMORY = "/dev/shm"
 ROOM_GIB = 4
 """Free memory for the files of all tests; those of a test that has passed are removed at once."""
@@ -66,9 +69,9 @@ def pytest_xdist_make_scheduler(config, log):
 
     They wait for Slurm more than they work, so the other processes have the cores meanwhile.
     A file whose tests share what one fixture made has one process, too. So have all tests whose
-    ranks are sharded, and all tests of trainers: their modules are imported once. All other tests
-    go one by one to whichever is free. Marks `xdist_group` would say it, but the groups of
-    pytest-xdist 3.8 are lost with pytest 9.
+    ranks are sharded, and all tests of trainers: their modules are imported once; and those that
+    parse all of forge. All other tests go one by one to whichever is free. Marks `xdist_group`
+    would say it, but the groups of pytest-xdist 3.8 are lost with pytest 9.
     """
     from xdist.scheduler import LoadScopeScheduling
 
@@ -84,6 +87,8 @@ def pytest_xdist_make_scheduler(config, log):
                 return "sharded ranks"
             if TRAINERS.search(text_of(config.rootpath / file)):
                 return "trainers"
+            if SOURCES.search(text_of(config.rootpath / file)):
+                return "sources"
             return file if is_one(config.rootpath / file) else nodeid
 
     config.option.loadscopereorder = False  # the order is that of `pytest_collection_modifyitems`
@@ -94,6 +99,8 @@ SHARDED = re.compile(r'fsdp2|warm\.SHARDING|"(shards|norms|alike)\.py"')
 """In tests that start ranks with torch's modules for sharding; see `ranked.py`."""
 TRAINERS = re.compile(r"^from (trained|lightning_jobs) import", re.MULTILINE)
 """In tests that start scripts with the modules of trainers, which are imported once, too."""
+SOURCES = re.compile(r"from (repository import .*\btree|private_parts import)\b")
+"""In tests that read all of forge: each file is parsed once."""
 
 
 @functools.cache
@@ -154,9 +161,12 @@ def _handlers_are_restored():
 
 @pytest.fixture(autouse=True)
 def _processes_end_with_their_test():
-    """One that a failure leaves behind would fail the tests after it, too."""
+    """A process that a test leaves behind could fail later tests: it inherits their open files."""
     with ended_here():
         yield
+    if multiprocessing.active_children():
+        gc.collect()  # the workers of a DataLoader end with it, which can be part of a cycle
+    assert multiprocessing.active_children() == []
 
 
 @pytest.fixture(scope="session")

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Checkpoint", "Manifest", "Store"]
 
-_PLACES = {"Checkpoint": "load.reading", "Manifest": "format.manifest", "Store": "store"}
+_MODULES = {"Checkpoint": "load.reading", "Manifest": "format.manifest", "Store": "store"}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"forge.checkpoint.{_PLACES[name]}"), name)
+    return getattr(import_module(f"forge.checkpoint.{_MODULES[name]}"), name)

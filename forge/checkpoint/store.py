@@ -1,6 +1,6 @@
 """The checkpoints of one job in one directory.
 
-A save writes and syncs files and manifest in a work directory (`save/staging.py`), checks that no
+A save writes and syncs files and manifest in a work directory (`save/writing.py`), checks that no
 newer attempt has taken over, renames the directory into place, syncs, and updates `latest`. If the
 process dies in between, the next attempt removes the work directory. A resume loads the newest
 checkpoint that verifies and reports why it skipped newer ones.
@@ -12,39 +12,37 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import shutil
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 
 from forge._version import __version__
 from forge.checkpoint.format import manifest, tensorfile
 from forge.checkpoint.format.codec import Encoder, state_text
-from forge.checkpoint.format.manifest import Logged, Manifest
-from forge.checkpoint.format.names import FINAL, LATEST
+from forge.checkpoint.format.manifest import FINAL, LATEST, Files, Logged, Manifest, Origin
 from forge.checkpoint.load import reading
-from forge.checkpoint.load.reading import Checkpoint, Place
-from forge.checkpoint.ownership.fence import Fence
+from forge.checkpoint.load.reading import Checkpoint, Offer
 from forge.checkpoint.ownership.workspace import Workspace
 from forge.checkpoint.retention import pins
-from forge.checkpoint.retention.in_use import reading_lock
-from forge.checkpoint.retention.removal import Remover
 from forge.checkpoint.retention.retention import CheckpointIndex, Retention
 from forge.checkpoint.save import distributed_save
-from forge.checkpoint.save.distributed_save import Exchange
-from forge.checkpoint.save.staging import StagedPart, merged
-from forge.checkpoint.save.staging_pool import Snapshot, StagingPool
+from forge.checkpoint.save.snapshot import Snapshot, StagingPool
 from forge.config.schema import CheckpointConfig
 from forge.errors import CheckpointError
 from forge.filesystem import durable
 from forge.filesystem.steps import step_dirs, step_of
+from forge.group.exchange import Exchange
 from forge.group.group import Coordinator, SingleProcess
 
 _ALONE = SingleProcess()
+_UNKNOWN = Origin()
+_START = "the start of a save"
+"""The first exchange of a save: a rank that has nothing to save raises here."""
+
 _Made = TypeVar("_Made")
 
 
@@ -56,9 +54,7 @@ class Store:
         directory: Path,
         config: CheckpointConfig,
         *,
-        attempt: int = 0,
         keep_back_steps: int | None = None,
-        keep_back_every: int = 1,
         ranks: Coordinator = _ALONE,
         personal: Collection[str] = (),
     ) -> None:
@@ -69,7 +65,6 @@ class Store:
         Args:
             directory: The directory that contains the `step_<N>`.
             config: Retention and verification.
-            attempt: Number of this attempt, for the manifest.
             keep_back_steps: Always keep one checkpoint at least this many steps old.
             ranks: The ranks that save here together.
             personal: Keys of the state that stay with each rank if the number of ranks changes.
@@ -77,61 +72,39 @@ class Store:
             DirectoryInUse: If a running job uses the directory.
         """
         self.directory = directory
-        self.attempt = attempt
-        self.job = ""
-        """The id of `job.json`, for the manifest."""
-        self._retention = Retention(config, keep_back_steps, keep_back_every)
-        self._copies = StagingPool()
+        self._retention = Retention(config, keep_back_steps)
+        self._staging = StagingPool()
         self._seen = CheckpointIndex()
-        self.logged: Callable[[], Logged] = dict
-        """Returns the metrics logged last, for the manifest."""
-        self.before_save: Callable[[], None] = lambda: None
-        """Flushes files that must be on disk before the checkpoint is."""
         self.passed_over: list[str] = []
         """The reasons for which the last call of `newest` skipped newer checkpoints."""
         self._read = functools.partial(
             reading.read, verify=config.verify, rank=ranks.rank, size=ranks.size, personal=personal
         )
         self._exchange = Exchange(ranks, "store")
-        self._is_owner = ranks.rank == 0
-        if self._is_owner:
-            self._claim(directory)
+        self._workspace = Workspace(directory) if ranks.rank == 0 else None
 
-    def _claim(self, directory: Path) -> None:
-        try:
-            durable.make_directory(directory)
-            self._fence = Fence(directory)
-        except OSError as error:
-            raise CheckpointError(f"{directory} cannot be claimed: {error}") from error
-        self._remover = Remover(directory)
-        try:
-            self._workspace = Workspace(directory, self._fence, self._remover)
-        except BaseException as error:
-            self._fence.release()
-            if isinstance(error, OSError):
-                raise CheckpointError(f"{directory} cannot be cleaned up: {error}") from error
-            raise
+    @property
+    def is_alone(self) -> bool:
+        """Whether this is the only rank that saves here."""
+        return self._exchange.ranks.size == 1
 
     def close(self) -> None:
         """Release the directory."""
-        self._copies.close()
-        if not self._is_owner:
-            return
-        self._remover.close()
-        self._workspace.close()
-        self._fence.release()
+        self._staging.close()
+        if self._workspace is not None:
+            self._workspace.close()
 
     # -- reading -------------------------------------------------------------------------------
 
     def newest(
-        self, at_most: int | None = None, every: int = 1, place: Place | None = None
+        self, at_most: int | None = None, every: int = 1, offer: Offer | None = None
     ) -> Checkpoint | None:
         """The newest checkpoint that verifies, or None if there are no checkpoints.
 
         Args:
             at_most: Consider only checkpoints of this step or earlier.
             every: Consider only checkpoints at multiples of this many steps.
-            place: Maps a tensor's path to the tensor to read into; None: allocate new tensors.
+            offer: Offers live tensors to read into; None: allocate new tensors.
         Returns:
             The checkpoint, or None.
         Raises:
@@ -144,7 +117,7 @@ class Store:
         wanted = [path for path, step in steps.items() if step % every == 0 and step <= most]
         found, damaged = reading.first_good(
             wanted,  # each rank reads its own part; an error on one rank is raised on all
-            lambda path: self.on_all(f"reading {path.name}", lambda: self.read(path, place)),
+            lambda path: self.on_all(f"reading {path.name}", lambda: self.read(path, offer)),
         )
         self._seen.damaged.update(path.name for path in damaged)
         self.passed_over = [f"{path.name}: {error}" for path, error in damaged.items()]
@@ -164,19 +137,18 @@ class Store:
         except OSError as error:  # not the same as an empty directory
             raise CheckpointError(f"{self.directory} cannot be read: {error}") from error
 
-    def read(self, path: Path, place: Place | None = None) -> Checkpoint:
+    def read(self, path: Path, offer: Offer | None = None) -> Checkpoint:
         """Read one checkpoint, with the verification of `checkpoint.verify`.
 
         Args:
             path: Its directory.
-            place: Maps a tensor's path to the tensor to read into; None: allocate new tensors.
+            offer: Offers live tensors to read into; None: allocate new tensors.
         Returns:
             The checkpoint.
         Raises:
             DamagedCheckpoint: Names the damaged file, what was expected and what was found.
         """
-        with reading_lock(path):
-            return self._read(path, place)
+        return self._read(path, offer)
 
     # -- writing -------------------------------------------------------------------------------
 
@@ -194,7 +166,16 @@ class Store:
         state_text(tree)
         tensorfile.Layout(encoder.tensors)
 
-    def snapshot(self, step: int, state: Any, *, is_complete: bool, copy: bool) -> Snapshot:
+    def snapshot(
+        self,
+        step: int,
+        state: Any,
+        *,
+        copy: bool,
+        is_final: bool = False,
+        replaces: bool = True,
+        origin: Origin = _UNKNOWN,
+    ) -> Snapshot:
         """Encode a state; `commit` writes it now or later.
 
         If there is too little memory for a copy, the snapshot's `is_independent` is False.
@@ -202,58 +183,69 @@ class Store:
         Args:
             step: Steps done.
             state: Nested dicts, lists, tuples, tensors, arrays and values.
-            is_complete: Whether the training is finished.
             copy: Copy the tensors, so that training can change them before the commit.
+            is_final: Whether it is the state after the code that follows the last loop.
+            replaces: Whether to replace a good checkpoint of this step.
+            origin: For the manifest.
         Returns:
             The snapshot.
         Raises:
             CheckpointError: Names a leaf that cannot be saved.
         """
         encoder = Encoder()
-        snapshot = self._copies.snapshot(
-            step, encoder.encode(state), encoder.tensors, is_complete=is_complete, copy=copy
-        )
-        snapshot.logged = self.logged()
-        snapshot.parts = encoder.parts
-        return snapshot
+        tree = encoder.encode(state)
+        file = self._staging.stage(encoder.tensors, copy=copy)
+        return Snapshot(step, tree, file, encoder.unshared, origin, is_final, replaces)
 
-    def commit(self, snapshot: Snapshot) -> Path | None:
+    def commit(self, snapshot: Snapshot, flush: Callable[[], None] | None = None) -> Path | None:
         """Write a snapshot; once this returns, the checkpoint survives a power cut.
 
         Args:
             snapshot: A snapshot that was not committed before.
+            flush: Called first; flushes files that must be on disk before the checkpoint is.
         Returns:
             The directory of the checkpoint, or None if a good one was there already.
         Raises:
-            OSError: From the disk; existing checkpoints are unchanged.
+            OSError: From the disk of any rank; existing checkpoints are unchanged.
             DirectoryInUse: If a newer attempt has taken over.
         """
-        assert not snapshot.is_spent, "its memory can already have the copy of another step"
-        final = self.directory / (name := snapshot.name)
-        is_there = functools.partial(self._seen.has, final, is_complete=snapshot.is_complete)
+        assert not snapshot.file.is_spent, "its memory can already have the copy of another step"
+        final, workspace = self.directory / snapshot.name, self._workspace
         with contextlib.ExitStack() as stack:
 
-            def begin() -> str | None:
-                self.before_save()
-                if not (self._is_owner and (snapshot.replaces or not is_there())):
+            def start() -> str | None:
+                if flush is not None:
+                    flush()
+                if workspace is None or (not snapshot.replaces and self._seen.has(final)):
                     return None
-                temporary = stack.enter_context(self._workspace.entered()) / name
-                shutil.rmtree(temporary, ignore_errors=True)
-                temporary.mkdir()
-                # If the save fails, the snapshot is not spent: the caller can try again.
-                stack.callback(shutil.rmtree, temporary, ignore_errors=True)
-                return str(temporary)
+                return str(stack.enter_context(workspace.new_folder(final.name)))
 
-            def publish(temporary: Path, parts: Sequence[StagedPart]) -> None:
-                self.publish(temporary, final, parts, snapshot)
-                snapshot.is_spent = snapshot.is_independent
-                durable.replace_link(self.directory / LATEST, name, temporary.parent)
+            # Wait until all ranks have copied: writing would take cores from them.
+            started = self._exchange.all_gather(_START, start)[0]
+            if started is not None:
+                folder = Path(started)
+                check = None if workspace is None else workspace.check
+                files = distributed_save.write_all(self._exchange, folder, snapshot, check)
+                publish = functools.partial(self._publish, folder, final, files, snapshot)
+                self._exchange.broadcast("the commit of a save", publish)
+        snapshot.file.release()  # after a failure the caller can try again
+        self._seen.forget(final.name)
+        return final if started is not None else None
 
-            check = lambda: self._workspace.check()  # noqa: E731 - of rank 0 alone
-            is_new = distributed_save.save(self._exchange, snapshot, begin, check, publish)
-        snapshot.is_spent = snapshot.is_independent
-        self._seen.forget(name)
-        return final if is_new else None
+    def fail_save(self, error: BaseException) -> NoReturn:
+        """Raise an error on all ranks that save, since this one has no snapshot to commit.
+
+        Args:
+            error: Raised here; the other ranks get one with its text.
+        Raises:
+            BaseException: The error, or a more important one of another rank.
+        """
+
+        def fail() -> NoReturn:
+            raise error
+
+        self.on_all(_START, fail)
+        raise error  # not reached: `on_all` raises it, or the error of another rank
 
     def on_all(self, what: str, make: Callable[[], _Made]) -> _Made:
         """Call `make` on every rank; if it raises on one rank, this raises on all.
@@ -268,48 +260,38 @@ class Store:
         self._exchange.all_gather(what, lambda: made.append(make()))
         return made[0]
 
-    def publish(
-        self, folder: Path, final: Path, parts: Sequence[StagedPart], snapshot: Snapshot
-    ) -> None:
-        """Make a checkpoint of the files all ranks staged in `folder`: manifest, then rename.
-
-        Args:
-            folder: The staged checkpoint, in the work directory.
-            final: The path of the finished checkpoint.
-            parts: The files of every rank, in order of rank.
-            snapshot: This rank's snapshot, for the other fields of the manifest.
-        Raises:
-            CheckpointError: If the parts do not belong together.
-            DirectoryInUse: If a newer attempt has taken over.
-        """
-        self._describe(folder, parts, snapshot)
+    def _publish(self, folder: Path, final: Path, files: Files, snapshot: Snapshot) -> None:
+        """Make a checkpoint of the files that all ranks wrote: manifest, then rename."""
+        assert self._workspace is not None
+        self._describe(folder, files, snapshot)
         self._seen.check_formats([final])
         self._workspace.check()
         self._workspace.put_in_place(folder, final)
+        durable.replace_link(self.directory / LATEST, final.name, folder.parent)
 
-    def _describe(self, folder: Path, parts: Sequence[StagedPart], snapshot: Snapshot) -> None:
+    def _describe(self, folder: Path, files: Files, snapshot: Snapshot) -> None:
         described = Manifest(
             step=snapshot.step,
-            attempt=self.attempt,
-            files=merged(parts, snapshot.step),
-            world_size=len(parts),
-            is_complete=snapshot.is_complete,
-            job=self.job,
+            attempt=snapshot.origin.attempt,
+            files=files,
+            world_size=self._exchange.ranks.size,
+            is_complete=snapshot.is_final,
+            job=snapshot.origin.job,
             created=time.time(),
             versions={"forge": __version__, "torch": torch.__version__},
-            **manifest.metrics_of(snapshot.logged),
+            **manifest.metrics_of(snapshot.origin.logged),
         )
         tensorfile.write_small(folder / manifest.NAME, described.to_bytes())
         durable.sync_directory(folder)
 
-    def mark_complete(self, step: int, *, with_metrics: bool) -> None:
+    def mark_complete(self, step: int, logged: Logged | None = None) -> None:
         """Record in the manifest of a checkpoint that its training is finished.
 
         One rename replaces the manifest; the other files stay as they are.
 
         Args:
             step: The checkpoint's step.
-            with_metrics: Whether to store the metrics that were logged last.
+            logged: The metrics to store; None: those of its save.
         Raises:
             OSError: From the disk; the checkpoint has not changed.
             DamagedCheckpoint: If the checkpoint is missing or damaged.
@@ -318,8 +300,9 @@ class Store:
 
         def mark() -> None:
             path = self.directory / f"step_{step}"
-            logged = manifest.metrics_of(self.logged()) if with_metrics else {}
-            described = replace(manifest.read(path), is_complete=True, **logged)
+            metrics = {} if logged is None else manifest.metrics_of(logged)
+            described = replace(manifest.read(path), is_complete=True, **metrics)
+            assert self._workspace is not None
             with self._workspace.entered() as work:
                 temporary = work / manifest.NAME
                 temporary.unlink(missing_ok=True)
@@ -331,17 +314,16 @@ class Store:
 
         self._exchange.broadcast("the end of the training", mark)
 
-    def holds(self, step: int, *, is_complete: bool) -> bool:
+    def holds(self, step: int) -> bool:
         """Whether a good checkpoint of this step exists already.
 
         Args:
             step: Steps done.
-            is_complete: Accept only the checkpoint of a finished training.
         Returns:
             True if it exists, on all ranks alike.
         """
         path = self.directory / f"step_{step}"
-        is_there = functools.partial(self._seen.has, path, is_complete=is_complete)
+        is_there = functools.partial(self._seen.has, path)
         return bool(self._exchange.broadcast("looking for a checkpoint", is_there))
 
     # -- removing ------------------------------------------------------------------------------
@@ -360,10 +342,11 @@ class Store:
             OSError: If the directory cannot be read.
             DirectoryInUse: If a newer attempt has taken over.
         """
-        if not self._is_owner:
+        if self._workspace is None:
             return []
         self._workspace.check()
-        self._remover.retry()
+        remover = self._workspace.remover
+        remover.retry()
         names = os.listdir(self.directory)
         pinned = {name.removeprefix(pins.PREFIX) for name in names if name.startswith(pins.PREFIX)}
         found = step_dirs(self.directory)
@@ -378,7 +361,7 @@ class Store:
         superfluous = [p for p in (*good, *superseded) if p.name not in kept]
         if superfluous:
             with self._workspace.entered() as work:
-                removed = [p.name for p in superfluous if self._remover.take(p, work)]
+                removed = [p.name for p in superfluous if remover.take(p, work)]
         for name in removed:
             self._seen.forget(name)
         return removed
@@ -391,7 +374,7 @@ class Store:
         Raises:
             CheckpointError: If one could not be removed, so that a resume would load it.
         """
-        if not self._is_owner:
+        if self._workspace is None:
             return
         try:
             obsolete = [one for one in step_dirs(self.directory) if (step_of(one) or 0) > step]
@@ -399,7 +382,7 @@ class Store:
             with self._workspace.entered() as work:
                 durable.replace_link(self.directory / LATEST, f"step_{step}", work)
                 for path in obsolete:
-                    self._remover.discard(path, work)
+                    self._workspace.remover.discard(path, work)
                     self._seen.forget(path.name)
                 durable.sync_directory(self.directory)
         except OSError as error:
@@ -418,8 +401,8 @@ class Store:
         Raises:
             OSError: If the pin cannot be written.
         """
-        if self._is_owner:
-            pins.place(self.directory / f"step_{step}")
+        if self._workspace is not None:
+            pins.add(self.directory / f"step_{step}")
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait until the files of removed checkpoints are deleted.
@@ -427,5 +410,5 @@ class Store:
         Args:
             timeout_s: Seconds to wait at most; None: no limit.
         """
-        if self._is_owner:
-            self._remover.wait(timeout_s)
+        if self._workspace is not None:
+            self._workspace.remover.wait(timeout_s)

@@ -36,6 +36,45 @@ GROUPS: dict[str, dict[str, CliCommand]] = {
             "forge.cli.plan:main",
         ),
     },
+    "Look": {
+        "status": CliCommand(
+            "list the jobs of a sweep: progress, metrics, restarts, problems",
+            "forge status multirun/2026-01-31/12-00-00",
+            "forge.cli.status:main",
+        ),
+        "why": CliCommand(
+            "say why a job stopped, waits or restarts, and what helps",
+            "forge why 3",
+            "forge.cli.why:main",
+        ),
+        "logs": CliCommand(
+            "print the output of a job, or follow it",
+            "forge logs lr=0.1,seed=2 -f",
+            "forge.cli.logs:main",
+        ),
+        "collect": CliCommand(
+            "print overrides, results and best metrics of all jobs as a table",
+            "forge collect --csv > results.csv",
+            "forge.cli.collect:main",
+        ),
+        "report": CliCommand(
+            "write a sweep's timeline, metrics and stops into one HTML file",
+            "forge report --metric val_acc:max",
+            "forge.cli.report:main",
+        ),
+    },
+    "Act": {
+        "cancel": CliCommand(
+            "end jobs: they save first, and do not start again by themselves",
+            "forge cancel lr=0.1,seed=2",
+            "forge.cli.cancel:main",
+        ),
+        "resume": CliCommand(
+            "start the jobs of a sweep that have not finished again",
+            "forge resume --dry-run",
+            "forge.cli.resume:main",
+        ),
+    },
     "Check": {
         "rehearse": CliCommand(
             "interrupt and resume a script: are the results the same bits?",
@@ -59,6 +98,11 @@ GROUPS: dict[str, dict[str, CliCommand]] = {
             "forge diff checkpoints/step_100 checkpoints/step_200",
             "forge.cli.checkpoints:diff",
         ),
+        "verify": CliCommand(
+            "check the checksums of all checkpoints of a sweep or run",
+            "forge verify outputs/2026-01-31/12-00-00",
+            "forge.cli.verify:main",
+        ),
         "pin": CliCommand(
             "keep a checkpoint permanently: forge never deletes it",
             "forge pin checkpoints/step_1000",
@@ -68,6 +112,13 @@ GROUPS: dict[str, dict[str, CliCommand]] = {
             "undo pin: forge can delete the checkpoint again",
             "forge unpin checkpoints/step_1000",
             "forge.cli.pin:unpin",
+        ),
+    },
+    "Shell": {
+        "completion": CliCommand(
+            "print a script that completes commands and options in a shell",
+            "source <(forge completion bash)",
+            "forge.cli.completion:main",
         ),
     },
 }

@@ -7,6 +7,7 @@ checks. In the tasks of a Slurm step, or under torchrun, rank 0 prints the findi
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -21,15 +22,17 @@ from typing import NamedTuple
 from forge import messages
 from forge.config import loading
 from forge.config.schema import HealthConfig
-from forge.errors import ConfigError, DiskFull, ExitCode, RankLost
+from forge.errors import ConfigError, DiskFull, ExitCode, RankLost, SlurmRefused
 from forge.health import attempt
 from forge.health.check import TIMEOUT_S, Answer, Context, Finding, Scope, make
 from forge.process import world
+from forge.slurm import client, cluster_facts
 
 _WHAT = """\
 Check this node: the disk, /dev/shm and the GPUs, and, under srun or torchrun, the communication
-between all tasks. Checks that fail are printed first, with what to do; -v prints all of them. Exit
-code: 0 if no check fails, 69 if one does."""
+between all tasks. Checks that fail are printed first, with what to do; -v prints all of them. On a
+cluster, also print what a preemption, a time limit and a lost node will do to a job, and the config
+that helps. Exit code: 0 if no check fails, 69 if one does."""
 _MARGIN_S = 30.0
 """Seconds that a rank can need in addition to its checks."""
 _WIDTH = 80
@@ -83,7 +86,9 @@ def main(arguments: list[str]) -> int:
     context = attempt.here(health, options.dir.absolute(), options.dir.absolute())
     if here.size == 1:
         rows = _examined(health, context, socket.gethostname(), *Scope)
-        return _print(rows, is_verbose=options.verbose)
+        code = _print(rows, is_verbose=options.verbose)
+        _print_cluster(options.dir.absolute())
+        return code
     return _together(health, context, here, is_verbose=options.verbose)
 
 
@@ -181,6 +186,30 @@ def _summary(rows: Sequence[Row], *, is_verbose: bool) -> str:
     text += f" Passed: {', '.join(passed) or 'none'}."
     text += f" Not applicable here: {', '.join(absent)}." if absent else ""
     return f"{text} `forge doctor -v` shows all."
+
+
+def _print_cluster(directory: Path) -> None:
+    """Print the effects of the cluster's configuration; nothing on a machine without Slurm."""
+    if not client.can_submit():
+        return
+    width = shutil.get_terminal_size((_WIDTH, 0)).columns
+    try:
+        found = [*cluster_facts.facts(client.settings(), client.partitions(), client.scontrol())]
+    except SlurmRefused as error:
+        text = f"Slurm does not answer, so its configuration is unknown: {error}"
+        sys.stdout.write("\n" + textwrap.fill(messages.escape(text), width) + "\n")
+        return
+    with contextlib.suppress(OSError):  # not Linux
+        mounts = Path("/proc/mounts").read_text()
+        found.append(cluster_facts.shared_directory(os.path.realpath(directory), mounts))
+    sys.stdout.write("\nEffects of this cluster's configuration on a job:\n")
+    for fact in found:
+        text = messages.escape(f"{fact.topic}: {fact.text}")
+        lines = textwrap.wrap(text, width, subsequent_indent="  ", break_on_hyphens=False)
+        remedy = f"→ {messages.escape(fact.remedy)}" if fact.remedy else ""
+        lines += [f"  {line}" for line in textwrap.wrap(remedy, width - 2)]
+        sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.flush()
 
 
 def _merged(rows: Iterable[Row]) -> list[Row]:

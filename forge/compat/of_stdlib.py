@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 
 
@@ -25,3 +26,11 @@ def resource_tracker_pid() -> int | None:
     module = sys.modules.get("multiprocessing.resource_tracker")
     tracker = getattr(module, "_resource_tracker", None)
     return getattr(tracker, "_pid", None)
+
+
+def options(parser: argparse.ArgumentParser) -> list[str]:
+    """The options of a command, sorted, such as `--help` and `-h`.
+
+    If it goes: return an empty list; then shells complete only the commands of forge.
+    """
+    return sorted(parser._option_string_actions)

@@ -27,6 +27,8 @@ class Key:
     """The value must be at least this, and finite."""
     choices: tuple[str, ...] = ()
     """The allowed words; for an enum they follow from its type."""
+    word: str = ""
+    """A word that a number can be replaced by."""
     remedy: str = ""
     """What to do if a value is out of bounds, or a string is empty."""
     is_filled: bool = False
@@ -42,6 +44,7 @@ def key(
     gt: float | None = None,
     ge: float | None = None,
     choices: tuple[str, ...] = (),
+    word: str = "",
     remedy: str = "",
     is_filled: bool = False,
     is_path: bool = False,
@@ -52,6 +55,7 @@ def key(
         gt=gt,
         ge=ge,
         choices=choices,
+        word=word,
         remedy=remedy,
         is_filled=is_filled,
         is_path=is_path,

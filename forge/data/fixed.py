@@ -50,19 +50,22 @@ class FixedParts:
     """The fixed parts of all loaders that a loop reads."""
 
     def __init__(self) -> None:
-        self._first: weakref.WeakKeyDictionary[Any, dict[str, _Mark]] = weakref.WeakKeyDictionary()
+        self._first: list[tuple[weakref.ref[Any], dict[str, _Mark]]] = []
+        """Each part, and its values when the loop began."""
         self._changed: list[str] = []
         """Changes found when a loop was left; the next loop begins with the values at its start."""
 
     def watch(self, loader: Any) -> None:
         """Remember the parts of a loader, unless they are remembered already."""
+        self._first = [(part, marks) for part, marks in self._first if part() is not None]
+        known = {id(part()) for part, _ in self._first}
         for owner in _owners(loader):
-            self._first.setdefault(owner, _marks(owner))
+            if id(owner) not in known:
+                self._first.append((weakref.ref(owner), _marks(owner)))
 
     def begin_loop(self) -> None:
         """Remember all current values: code between two loops runs again when the job resumes."""
-        for owner in list(self._first):
-            self._first[owner] = _marks(owner)
+        self._first = [(part, _marks(part())) for part, _ in self._first]
 
     def end_loop(self) -> None:
         """Keep the changes that the loop has made."""
@@ -86,13 +89,13 @@ class FixedParts:
             raise ConfigError(problems, "The training loop")
 
     def _changes(self) -> list[str]:
-        found = [
-            f"{type(owner).__name__}.{name}"
-            for owner, marks in self._first.items()
-            for name, mark in marks.items()
-            if not mark.is_of(getattr(owner, name, None))
-        ]
-        return self._changed + [name for name in found if name not in self._changed]
+        found = list(self._changed)
+        for part, marks in self._first:
+            owner = part()
+            for name, mark in marks.items() if owner is not None else ():
+                if not mark.is_of(getattr(owner, name, None)):
+                    found.append(f"{type(owner).__name__}.{name}")
+        return list(dict.fromkeys(found))
 
 
 def _owners(loader: Any) -> Iterator[Any]:

@@ -59,7 +59,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
         what = "This GlobalBatchSampler"
         if num_replicas is None and rank is None:
             start.check_met("before the sampler is made, or pass it num_replicas and rank", what)
-        own_rank, size = collectives.place()
+        own_rank, size = collectives.rank_and_size()
         num_replicas = size if num_replicas is None else num_replicas
         rank = own_rank if rank is None else rank
         if num_replicas < 1 or not 0 <= rank < num_replicas:

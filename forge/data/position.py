@@ -56,7 +56,7 @@ class Position:
         """Whether that pass used the same loader, so that this one can continue it."""
         self._proof = Proof(loader)
         self._parts = LoaderParts(loader)
-        self._rank, self._num_ranks = collectives.place()
+        self._rank, self._num_ranks = collectives.rank_and_size()
         self._properties = self._properties_now()
         """The loader's state at the start of this epoch."""
         self._length: int | None = None
@@ -176,7 +176,7 @@ class Position:
         sections.current().begin_epoch()
         # Also of devices: an order is drawn there if torch's default device is one of them.
         self._start = {"rng": rng.capture(), "parts": self._parts_state()}
-        if (state := self._proof.begin(self._start["rng"])) is not None:
+        if (state := self._proof.begin_pass(self._start["rng"])) is not None:
             self._start["parts"][LOADER] = state
         self._announce_epoch()
         self._properties = self._properties_now()
@@ -201,7 +201,7 @@ class Position:
             ConfigError: If its `state_dict` raises, or did not restore the position.
         """
         if self._proof.is_open:
-            self._proof.took(name, self.taken)
+            self._proof.check_batch(name, self.taken)
             if self._proof.kind is Kind.stateful and self._start is not None:
                 self._start["parts"].pop(LOADER, None)
         if self._is_resumed and self._length is not None and self.taken > self._length:

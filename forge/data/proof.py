@@ -14,7 +14,7 @@ from typing import Any
 from forge import messages
 from forge.data import loaders
 from forge.state import rng
-from forge.state.adapters import asked
+from forge.state.adapters import read_state
 from forge.state.variables import fingerprint
 
 
@@ -48,7 +48,7 @@ class Proof:
         self._last: str | None = None
         """Fingerprint of the state after the last batch."""
 
-    def begin(self, random_state: dict[str, Any]) -> Any:
+    def begin_pass(self, random_state: dict[str, Any]) -> Any:
         """Read the state before the first batch, unless the finding is known already.
 
         Args:
@@ -72,7 +72,7 @@ class Proof:
         self._before = fingerprint(before) if before is not None else None
         self._last = fingerprint(self._loader.state_dict()) if taken == 1 else None
 
-    def took(self, name: str, taken: int) -> None:
+    def check_batch(self, name: str, taken: int) -> None:
         """Read the state after a batch.
 
         Args:
@@ -81,7 +81,7 @@ class Proof:
         Raises:
             ConfigError: If the loader raises.
         """
-        state = asked(name, self._loader)
+        state = read_state(name, self._loader)
         if self.kind is Kind.unproven:
             now = fingerprint(state)
             if taken == 1:

@@ -24,7 +24,7 @@ def any_rank(*, flag: bool, device: torch.device | None = None) -> bool:
 
 def largest_of_ranks(values: list[int], device: torch.device | None = None) -> list[int]:
     """The elementwise maximum over all ranks; a collective if there are several ranks."""
-    if place()[1] == 1:
+    if num_ranks() == 1:
         return values
     agreed = torch.tensor(values, dtype=torch.int32, device=_meeting_device(device))
     with sections.current().inside(Phase.collective):
@@ -39,7 +39,7 @@ def finite_on_all_ranks(value: torch.Tensor) -> Callable[[], bool]:
         A function that waits for the answer, the only host synchronisation. The collective runs
         in the background until then; with a single rank there is no collective.
     """
-    if place()[1] == 1:
+    if num_ranks() == 1:
         return lambda: math.isfinite(value.item())
     is_finite = value.isfinite().to(_meeting_device(value.device), torch.int32)
     work = dist.all_reduce(is_finite, op=dist.ReduceOp.MIN, async_op=True)
@@ -58,7 +58,12 @@ def _waiting_for(work: Any) -> contextlib.AbstractContextManager[None]:
     return sections.current().inside(Phase.collective)
 
 
-def place() -> tuple[int, int]:
+def num_ranks() -> int:
+    """The number of ranks."""
+    return rank_and_size()[1]
+
+
+def rank_and_size() -> tuple[int, int]:
     """(rank, number of ranks) from torch.distributed; (0, 1) if it is not initialised."""
     is_alone = not (dist.is_available() and dist.is_initialized())
     return (0, 1) if is_alone else (dist.get_rank(), dist.get_world_size())

@@ -58,6 +58,13 @@ class Coordinator(Protocol):
             RankLost: If another rank does not answer.
         """
 
+    def publish(self, key: str, value: bytes) -> None:
+        """Send this rank's value under a key, for a later `gather` of all ranks; does not wait.
+
+        Raises:
+            RankLost: If rank 0, which hosts the store, is gone.
+        """
+
     def gather(
         self, key: str, value: bytes, timeout_s: float, unless: Callable[[], object] | None = None
     ) -> list[bytes]:
@@ -113,6 +120,9 @@ class SingleProcess:
     def let_go(self) -> StopRequest | None:
         """See `Coordinator.let_go`."""
         return None
+
+    def publish(self, key: str, value: bytes) -> None:
+        """See `Coordinator.publish`."""
 
     def gather(
         self, key: str, value: bytes, timeout_s: float, unless: Callable[[], object] | None = None

@@ -110,8 +110,8 @@ class Introduction:
                 secret.remove(folder, own)
         address = os.environ.get("MASTER_ADDR") or socket.gethostname()
         ports = listen(own, len(machines) == 1)
-        place = json.dumps([machine(), address, *ports]).encode()
-        self._meeting.set(self._place, own.seal(self._place, place))
+        address_and_ports = json.dumps([machine(), address, *ports]).encode()
+        self._meeting.set(self._address_key, own.seal(self._address_key, address_and_ports))
         return Found(own, LOOPBACK, ports)
 
     def _find(self) -> Found:
@@ -124,12 +124,14 @@ class Introduction:
             self._meeting.set(key, _REFUSED)
             raise
         self._meeting.set(key, own.seal(key, machine().encode()))
-        self._wait([self._place])
-        there, address, *ports = json.loads(own.unseal(self._place, self._meeting.get(self._place)))
+        self._wait([self._address_key])
+        there, address, *ports = json.loads(
+            own.unseal(self._address_key, self._meeting.get(self._address_key))
+        )
         return Found(own, LOOPBACK if there == machine() else address, ports)
 
     @property
-    def _place(self) -> str:
+    def _address_key(self) -> str:
         return f"{self._key}/place"
 
     def _told(self, text: bytes) -> tuple[str, str]:

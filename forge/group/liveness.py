@@ -174,27 +174,27 @@ class LivenessMonitor:
         """Tell the others that all ranks leave: closed connections are normal from now on."""
         self._tell(_GOODBYE)
 
-    def leave(self, linger_s: float) -> None:
+    def leave_alone(self, linger_s: float) -> None:
         """Leave alone; the other ranks see this rank as gone.
 
         Args:
             linger_s: Seconds to wait for the others to leave as well.
         """
-        self._is_leaving = True
-        for one in self._sockets():
-            with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR if one is self._listener else socket.SHUT_WR)
+        self._shut_down(socket.SHUT_WR)
         if linger_s:
             self._thread.join(linger_s)
 
     def close(self) -> None:
         """Close the connections; without a goodbye, the others see this rank as gone."""
+        self._shut_down(socket.SHUT_RDWR)  # wakes the thread, which then ends
+        self._thread.join(_JOIN_S)
+        self.forget()
+
+    def _shut_down(self, how: int) -> None:
         self._is_leaving = True
         for one in self._sockets():
             with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)  # wakes the thread, which then ends
-        self._thread.join(_JOIN_S)
-        self.forget()
+                one.shutdown(socket.SHUT_RDWR if one is self._listener else how)
 
     def _sockets(self) -> list[socket.socket]:
         own = [] if self._listener is None else [self._listener]

@@ -33,7 +33,7 @@ import torch.distributed as dist
 
 from forge import messages
 from forge.errors import RankLost
-from forge.group import facts, store
+from forge.group import distributed, facts, store
 from forge.group.facts import Consensus, Request, SaveRequest, StopRequest
 from forge.group.group import MARGIN, START_S
 from forge.group.introduction import Introduction
@@ -60,6 +60,9 @@ _PAUSE_S = 0.05
 
 _PAUSE_SHARE = 0.1
 """Pause as a share of the time waited so far: polling makes an exchange at most 10 % longer."""
+
+_SECOND = 2
+"""The boundary after the first step of an attempt."""
 
 _STORE_S = 10**9
 """Timeout of a thread that waits in the store: in effect no limit."""
@@ -148,6 +151,8 @@ class StoreCoordinator:
 
     def agreed(self, boundary: int) -> Consensus:
         """See `Coordinator.agreed`."""
+        if boundary == _SECOND:
+            distributed.first_step_is_done()
         with self._changed:
             if not self._is_free(boundary) and not self._lost:
                 with sections.current().inside(Phase.collective):
@@ -270,6 +275,12 @@ class StoreCoordinator:
 
     # -- values ----------------------------------------------------------------------------------
 
+    def publish(self, key: str, value: bytes) -> None:
+        """See `Coordinator.publish`; an iterator that outlives the Run publishes nothing."""
+        if not self._is_closed:
+            with self._failing(key):
+                self._give(key, value)
+
     def gather(
         self, key: str, value: bytes, timeout_s: float, unless: Callable[[], object] | None = None
     ) -> list[bytes]:
@@ -304,12 +315,7 @@ class StoreCoordinator:
             if self._lost and not client.check(keys):  # a rank that sent its value can leave
                 raise RankLost(f'{self._lost}, while this rank waited at the barrier "{key}"')
             if self._is_closed or waited_s >= timeout_s:
-                missing = [rank for rank, one in enumerate(keys) if not client.check([one])]
-                raise RankLost(
-                    f"Timed out after {timeout_s:g} s waiting for rank"
-                    f" {messages.truncate_list(missing, 16)} (there are {self.size} ranks) at the"
-                    f' barrier "{key}"'
-                )
+                raise store.timeout(client, keys, timeout_s, f'at the barrier "{key}"')
         return True
 
     def forget(self, key: str) -> None:
@@ -338,7 +344,7 @@ class StoreCoordinator:
             return
         with contextlib.suppress(RankLost), self._failing("the end"):
             if not timeout_s or self._lost:
-                self._peers.leave(linger_s=0.0 if self.rank else _LINGER_S)
+                self._peers.leave_alone(linger_s=0.0 if self.rank else _LINGER_S)
             else:
                 self.gather("the end", b"", timeout_s)
                 self._peers.say_goodbye()

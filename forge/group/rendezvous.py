@@ -7,7 +7,6 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from forge import messages
 from forge.errors import RankLost
 from forge.group import store
 from forge.process.world import RankInfo
@@ -26,7 +25,7 @@ def meet(world: RankInfo, timeout_s: float, collectives_s: float, *, is_hosted: 
     Raises:
         RankLost: If a rank does not arrive, or rank 0, which hosts the store, is unreachable.
     """
-    place = f"{world.address}:{world.port}"
+    address = f"{world.address}:{world.port}"
     is_local = world.local_size == world.size and not is_hosted
     try:
         if world.rank == 0 and not is_hosted:
@@ -39,11 +38,7 @@ def meet(world: RankInfo, timeout_s: float, collectives_s: float, *, is_hosted: 
         deadline = time.monotonic() + timeout_s
         while not meeting.check(keys):
             if time.monotonic() >= deadline:
-                gone = [rank for rank, key in enumerate(keys) if not meeting.check([key])]
-                raise RankLost(
-                    f"timed out after {timeout_s:g} s waiting for rank"
-                    f" {messages.truncate_list(gone, 16)} (there are {world.size} ranks) at {place}"
-                )
+                raise store.timeout(meeting, keys, timeout_s, f"at {address}")
             time.sleep(_LOOK_S)
         dist.init_process_group(
             "gloo",
@@ -55,5 +50,5 @@ def meet(world: RankInfo, timeout_s: float, collectives_s: float, *, is_hosted: 
     except (OSError, dist.DistNetworkError, dist.DistStoreError) as error:
         first = str(error).partition("\n")[0]
         raise RankLost(
-            f"rank {world.rank} of {world.size} could not join the rendezvous at {place}: {first}"
+            f"rank {world.rank} of {world.size} could not join the rendezvous at {address}: {first}"
         ) from error

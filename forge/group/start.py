@@ -9,7 +9,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from forge.errors import ConfigError
-from forge.group.collectives import place
+from forge.group.collectives import num_ranks
 from forge.group.group import Coordinator, SingleProcess
 from forge.process import world
 
@@ -25,7 +25,7 @@ def group(folder: Callable[[], Path]) -> Coordinator:
         OSError: If the secret cannot be written.
     """
     check_met("before forge.Run is entered, on every rank", "This Run")
-    if place()[1] == 1:
+    if num_ranks() == 1:
         return SingleProcess()
     from forge.group.ranks import StoreCoordinator  # one process needs none of its parts
 

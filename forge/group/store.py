@@ -14,6 +14,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from forge import messages
 from forge.errors import RankLost
 from forge.group.secret import Secret
 
@@ -46,6 +47,15 @@ def connect(address: str, port: int, timeout_s: float) -> Any:
     """Connect to a store that this or another process hosts."""
     timeout = timedelta(seconds=timeout_s)
     return _store(address, port, is_master=False, wait_for_workers=False, timeout=timeout)
+
+
+def timeout(store: Any, keys: list[str], timeout_s: float, where: str) -> RankLost:
+    """The error for ranks that have not set their key in time; `keys` has one key per rank."""
+    missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
+    return RankLost(
+        f"Timed out after {timeout_s:g} s waiting for rank {messages.truncate_list(missing, 16)}"
+        f" (there are {len(keys)} ranks) {where}"
+    )
 
 
 def machine() -> str:

@@ -22,7 +22,7 @@ from forge import messages
 from forge.config.schema import CheckAction, HealthConfig
 from forge.errors import ConfigError
 from forge.group.group import Coordinator, SingleProcess
-from forge.health import command
+from forge.group.watcher import Watcher
 from forge.health.check import Answer, Check, Context, Scope, make
 from forge.health.table import CHECKS
 from forge.health.verdicts import Refusal, Verdicts
@@ -32,7 +32,7 @@ _LEAVE_S = 2.0
 """Seconds that `close` waits for the thread: it does not wait for a check that hangs."""
 
 
-class Health:
+class Health(Watcher):
     """Runs the health checks of one attempt, on one rank.
 
     Args:
@@ -139,13 +139,13 @@ class Health:
                     return refusal
         return None
 
-    def stop(self) -> None:
+    def on_stop(self) -> None:
         """Ignore failures from now on: the end of the attempt can have caused them."""
         self._context.stopped.set()
 
     def close(self) -> None:
         """Stop the background checks; a thread that hangs in a check is not waited for."""
-        self.stop()
+        self.on_stop()
         if self._thread is not None:
             self._thread.join(_LEAVE_S)
             self._thread = None
@@ -156,7 +156,10 @@ def asked_for(
 ) -> list[tuple[Check, CheckAction]]:
     """The checks of these scopes (default: all) that this rank runs, with their actions."""
     checks = [(check, config.checks[check.name]) for check in CHECKS]
-    checks += [(command.check(name, one), one.action) for name, one in config.commands.items()]
+    if config.commands:
+        from forge.health import command  # few sites have any
+
+        checks += [(command.check(name, one), one.action) for name, one in config.commands.items()]
     return [
         (check, action)
         for check, action in checks

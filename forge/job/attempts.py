@@ -23,22 +23,22 @@ _PLACE = "logs.json"
 _CHUNK = 2**20
 
 
-def next_number(directory: Path) -> int:
-    """The number of the next attempt, over all starts of the job."""
+def last_number(directory: Path) -> int:
+    """The number of the last attempt, over all starts of the job; 0 before the first."""
     lines = read_if_there(job_ledger(directory)).splitlines()
-    return 1 + sum('"kind": "attempt"' in line for line in lines)
+    return sum('"kind": "attempt"' in line for line in lines)
 
 
-def begin(directory: Path, ranks: int, number: int) -> None:
+def mark_start(directory: Path, ranks: int, number: int) -> None:
     """Mark the start of an attempt in each rank's output, unless that is done already."""
     with _told():
-        _begin(directory, ranks, number)
+        _mark_start(directory, ranks, number)
 
 
-def keep(directory: Path) -> None:
+def keep_output(directory: Path) -> None:
     """Copy the output of the last attempt into files of its own."""
     with _told():
-        _keep(directory)
+        _keep_output(directory)
 
 
 @contextlib.contextmanager
@@ -50,11 +50,11 @@ def _told() -> Iterator[None]:
             os.write(2, f"forge: cannot write a separate log for each attempt: {error}\n".encode())
 
 
-def _begin(directory: Path, ranks: int, number: int) -> None:
+def _mark_start(directory: Path, ranks: int, number: int) -> None:
     before = read_json(forge_dir(directory) / _PLACE)
     if before is not None and before["attempt"] == number:
         return
-    _keep(directory)
+    _keep_output(directory)
     files = [_output(directory, rank) for rank in range(ranks)]
     try:
         begins = [os.fstat(fd).st_size for fd in files]
@@ -69,7 +69,7 @@ def _begin(directory: Path, ranks: int, number: int) -> None:
             os.close(fd)
 
 
-def _keep(directory: Path) -> None:
+def _keep_output(directory: Path) -> None:
     last = read_json(forge_dir(directory) / _PLACE)
     if last is None:
         return

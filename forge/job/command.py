@@ -19,7 +19,9 @@ from typing import Any, ClassVar
 from forge.config.schema import HangAction
 from forge.job.hang_watch import HangWatch
 from forge.job.supervisor import ORPHANED_S, Supervisor
-from forge.jobdir.job_files import PROGRESS, RANK, RECOVERS, REPORT, forge_dir, suffix
+from forge.job.task import Task
+from forge.jobdir import rank_report
+from forge.jobdir.job_files import PROGRESS, RANK, forge_dir
 from forge.jobdir.plan import ExecPlan, JobPlan
 from forge.process import processes
 
@@ -76,7 +78,7 @@ class CommandSupervisor(Supervisor):
             return
         self._stops.append(name)
         if self.plan.supports_termination:
-            self._begin_deadline(self.timeout_s if timeout_s is None else timeout_s)
+            self.deadline.begin(self.timeout_s if timeout_s is None else timeout_s)
         else:
             processes.kill_descendants()
 
@@ -108,9 +110,9 @@ class CommandSupervisor(Supervisor):
             return True
         return False
 
-    def _more(self) -> dict[str, Any]:
+    def _stops_seen(self) -> list[str]:
         self._drain_signals()  # the command can have reacted to a stop before us
-        return {"stops": self._stops}
+        return self._stops
 
     def _unreported(self, code: int) -> int:
         """The exit code without a report, in which 0 would mean that the command has finished."""
@@ -138,23 +140,20 @@ def supervisor_of(
         parent: pid of the process that starts the supervisor.
         early: File with the names of signals that came before the supervisor started, or None.
     """
-    rank, rule = int(environment.get(RANK) or 0), environment.get(RECOVERS)
+    rank = int(environment.get(RANK) or 0)
+    task = Task.in_environment(plan, environment, rank)
     environment.pop(PROGRESS, None)  # set by a job around this one
     shared: tuple[Any, ...] = (
         *(environment, output, plan.actions, plan.timeout_s),
-        *(forge_dir(directory) / f"{REPORT}{suffix(rank)}", parent),
-        *(plan.cwd, plan.signal, early),
+        *(rank_report.path_of(directory, rank), parent, plan.cwd, plan.signal, early),
     )
-    if plan.exec is None and rule is None:
+    if task.exec is None:
         supervisor = Supervisor(command, *shared)
         if plan.hang != HangAction.ignore.name:
             supervisor.hang_watch = HangWatch(forge_dir(directory), environment)
             environment.update(supervisor.hang_watch.environ)
         return supervisor
-    command = plan.command
-    if rule is not None:
-        command = ["true"] if rank else plan.requeue.rules[int(rule)].recover
-    found = CommandSupervisor(command, *shared)
-    found.plan = plan.exec or ExecPlan()
+    found = CommandSupervisor(task.words, *shared)
+    found.plan = task.exec
     found.is_signalled_by_others = plan.slurm is not None
     return found

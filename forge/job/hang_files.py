@@ -24,7 +24,7 @@ from enum import Enum
 from pathlib import Path
 
 from forge.filesystem.files import make_directory
-from forge.job.preallocated_file import write_padded
+from forge.filesystem.preallocated_file import write_padded
 from forge.jobdir.job_files import HANG, read_json, write_json
 
 _QUERY, _RANK = "query", "rank"

@@ -26,7 +26,7 @@ from forge.process.progress import HeartbeatPage, HeartbeatRecord, Phase
 
 TICK_S = 0.5
 """Seconds between two ticks of the supervisor; a tick never counts for more than twice as much."""
-_BUSY_TICK_S = 0.05
+BUSY_TICK_S = 0.05
 """Seconds between two ticks while stacks are written."""
 _LOOK, _LOOK_S, _MOVING = 0.05, 10.0, 6
 """A supervisor checks for a query after this part of its limit, and at least every `_LOOK_S`
@@ -49,11 +49,11 @@ class HangWatch:
         self._forge = forge
         self._rank = int(environment.get(RANK) or 0)
         self._attempt = int(environment.get(ATTEMPT) or 0)
-        self._page = HeartbeatPage.create()
-        self.environ: dict[str, str] = self._page.environ
+        self.page = HeartbeatPage.create()
+        self.environ: dict[str, str] = self.page.environ
         """Variables to add to the environment of the task."""
         self._record = HeartbeatRecord()
-        self._waited_s = 0.0
+        self.waited_s = 0.0
         """Seconds without progress."""
         self._reports_at_s = 0.0
         """Seconds without progress after which an expired limit is reported."""
@@ -64,9 +64,15 @@ class HangWatch:
         """Collects stacks, one part a tick."""
 
     @property
+    def section(self) -> str:
+        """The section of the task's last heartbeat; empty before the first."""
+        record = self.page.read() or self._record
+        return record.section.name if record.pid else ""
+
+    @property
     def tick_s(self) -> float:
         """Seconds until the next tick, at most."""
-        return TICK_S if self._gathering is None else _BUSY_TICK_S
+        return TICK_S if self._gathering is None else BUSY_TICK_S
 
     def tick(self, passed_s: float, *, is_stopping: bool) -> bool:
         """Read the page, report an expired limit, and follow the wrapper's query.
@@ -91,8 +97,8 @@ class HangWatch:
         if self._query is not None or self._since_look_s >= self._look_s:
             self._since_look_s = 0.0
             self._follow_query()
-        if self._query is None and self._is_expired and self._waited_s > self._reports_at_s:
-            self._reports_at_s = self._waited_s + _AGAIN_S
+        if self._query is None and self._is_expired and self.waited_s > self._reports_at_s:
+            self._reports_at_s = self.waited_s + _AGAIN_S
             hang_files.write_report(self._forge, self._report())
         return self._query is not None and self._query.phase is QueryPhase.end
 
@@ -100,33 +106,33 @@ class HangWatch:
     def _look_s(self) -> float:
         """Seconds between two checks for a query: few if this rank makes no progress either."""
         often_s = min(max(_LOOK * (self._record.limit_s or math.inf), TICK_S), _LOOK_S)
-        return often_s if self._waited_s >= often_s else _MOVING * often_s
+        return often_s if self.waited_s >= often_s else _MOVING * often_s
 
     def _count(self, passed_s: float) -> None:
-        record = self._page.read() or self._record  # None: being written, so read it next time
-        if record.section is not Phase.outside and not self._page.is_held():
+        record = self.page.read() or self._record  # None: being written, so read it next time
+        if record.section is not Phase.outside and not self.page.is_held():
             # The process that trained was killed.
             record = replace(record, section=Phase.outside, limit_s=0.0)
         if record.count != self._record.count:
-            self._waited_s = self._reports_at_s = 0.0
+            self.waited_s = self._reports_at_s = 0.0
         elif (
             record.section is not Phase.outside
             and not self._is_stopping
             and not processes.is_suspended(record.pid)
         ):
-            self._waited_s += passed_s
+            self.waited_s += passed_s
         self._record = record
 
     @property
     def _is_expired(self) -> bool:
-        return 0 < self._record.limit_s < self._waited_s
+        return 0 < self._record.limit_s < self.waited_s
 
     def _follow_query(self) -> None:
         """Read the query, and act once on each of its phases."""
         before = self._query
         query = self._query = hang_files.read_query(self._forge, self._attempt)
         if query is None and before is not None:  # no hang: report again after twice the time
-            self._reports_at_s = 2 * self._waited_s
+            self._reports_at_s = 2 * self.waited_s
         if query is None or query == before:
             return
         if query.phase is QueryPhase.report:
@@ -145,7 +151,7 @@ class HangWatch:
             section=record.section.name,
             step=record.step,
             count=record.count,
-            waited_s=round(self._waited_s, 1),
+            waited_s=round(self.waited_s, 1),
             limit_s=record.limit_s,
             is_expired=self._is_expired,
             excuse=self._excuse(),
@@ -161,13 +167,13 @@ class HangWatch:
             return "was asked to stop"
         if self._is_expired or record.section is Phase.outside:
             return ""
-        return f"has been in `{record.section.name}` for {self._waited_s:.0f} s, within its limit"
+        return f"has been in `{record.section.name}` for {self.waited_s:.0f} s, within its limit"
 
     def _gather(self, query: HangQuery) -> Generator[None, None, None]:
         """Write the stacks and the kernel's view into the hang's folder, then report."""
         report = self._report(query)
         pids = self._pids(report.pid)
-        found = yield from stacks.gather(self._page.fd, pids)
+        found = yield from stacks.gather(self.page.fd, pids)
         head = ", ".join(f"{name}={value}" for name, value in asdict(report).items() if value != "")
         text = (
             f"{head}\nStacks of the main threads; if the job was killed, the output of this rank"

@@ -16,24 +16,25 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from forge.config.schema import HangAction
 from forge.errors import ExitCode, Reason
 from forge.filesystem.files import make_directory
 from forge.job import hang_files
+from forge.job.ending import Ending
 from forge.job.hang_files import HangQuery, HangReport, QueryPhase
-from forge.job.requeue import Ending
+from forge.job.job import Job
 from forge.jobdir.job_files import OUTPUT, forge_dir, suffix, write_atomically, write_json
+from forge.jobdir.job_state import State
 from forge.process.progress import Phase
 
 FOLDER = "hangs"
-_PATIENCE_S = {QueryPhase.report: 120.0, QueryPhase.stacks: 60.0}
+PATIENCE_S = {QueryPhase.report: 120.0, QueryPhase.stacks: 60.0}
 """Seconds for all ranks to report. A supervisor looks for a first query at least once a minute."""
-_TICK_S = 2.0
+TICK_S = 2.0
 """Seconds between two looks for reports if there is no query. It is also the most that the time
 between two looks counts: the wrapper can be stopped with its whole job, whose ranks then need time
 to report."""
@@ -68,28 +69,10 @@ class Hang:
 class Hangs:
     """Finds hangs in all attempts of a job."""
 
-    def __init__(
-        self,
-        directory: Path,
-        ranks: int,
-        action: str,
-        record: Callable[..., None],
-        say: Callable[[str], None],
-        note: Callable[[str], None],
-    ) -> None:
-        """Begin without a query.
-
-        Args:
-            directory: The job's directory.
-            ranks: The number of ranks.
-            action: The name of a `HangAction`.
-            record: Writes a line into the job's ledger.
-            say: Writes a line into the job's output.
-            note: Shows a hang that is only logged to the job's launcher.
-        """
-        self._directory, self._forge = directory, forge_dir(directory)
+    def __init__(self, job: Job, ranks: int, action: str) -> None:
+        """`ranks`: the number of ranks; `action`: the name of a `HangAction`."""
+        self._job, self._forge = job, forge_dir(job.directory)
         self._ranks, self._action = ranks, HangAction[action]
-        self._record, self._say, self._note = record, say, note
         self._attempt = 0
         self._query: HangQuery | None = None
         self._waited_s = 0.0
@@ -102,7 +85,7 @@ class Hangs:
         self._has_complained = False
         """Whether an error of the hang detection was printed."""
 
-    def begin(self, attempt: int) -> None:
+    def begin_attempt(self, attempt: int) -> None:
         """Discard the query and the reports of earlier attempts.
 
         Args:
@@ -121,17 +104,17 @@ class Hangs:
         if self._action is HangAction.ignore or self._ended_for is not None:
             return
         passed_s = time.monotonic() - self._looked
-        if self._query is None and passed_s < _TICK_S:
+        if self._query is None and passed_s < TICK_S:
             return
         self._looked += passed_s
-        self._waited_s += min(passed_s, _TICK_S)
+        self._waited_s += min(passed_s, TICK_S)
         failed = [rank for rank, has_failed in gone.items() if has_failed]
         try:
             self._look(set(range(self._ranks)) - gone.keys(), failed)
         except Exception as error:  # noqa: BLE001 - an error of the detection never ends the job
             if not self._has_complained:
                 self._has_complained = True
-                self._say(
+                self._job.say(
                     "hang detection failed; training continues, and forge tries again:"
                     f" {type(error).__name__}: {error}"
                 )
@@ -156,14 +139,14 @@ class Hangs:
         self._reports |= {one.rank: one for one in new}
         reports = {rank: self._reports[rank] for rank in sorted(live & self._reports.keys())}
         if not excuse:
-            if len(new) < len(behind) and self._waited_s < _PATIENCE_S[query.phase]:
+            if len(new) < len(behind) and self._waited_s < PATIENCE_S[query.phase]:
                 return
             if not any(one.is_expired for one in reports.values()):
                 excuse = "no rank is past its limit any more"  # that rank has left its Run by now
         if excuse:
-            self._record("no hang", rank=query.rank, because=excuse)
+            self._job.record("no hang", rank=query.rank, because=excuse)
             if query.folder:
-                shutil.rmtree(self._directory / query.folder, ignore_errors=True)
+                shutil.rmtree(self._job.directory / query.folder, ignore_errors=True)
             self._withdraw()
         elif query.phase is QueryPhase.report:
             self._ask(replace(query, phase=QueryPhase.stacks, folder=self._make_folder()))
@@ -201,11 +184,11 @@ class Hangs:
 
     def _make_folder(self) -> str:
         """The next of `hangs/<n>`, relative to the job's directory."""
-        above = self._directory / FOLDER
+        above = self._job.directory / FOLDER
         make_directory(above)
         numbers = [int(name) for name in os.listdir(above) if name.isdecimal()]
         name = f"{FOLDER}/{1 + max(numbers, default=0)}"
-        (self._directory / name).mkdir()
+        (self._job.directory / name).mkdir()
         return name
 
     def _act(self, query: HangQuery, reports: dict[int, HangReport], live: set[int]) -> None:
@@ -213,15 +196,16 @@ class Hangs:
         then = "left alone" if self._action is HangAction.warn else "ended"
         then = f"the job is {then} (`resilience.hang.action={self._action.name}`)"
         text = f"{hang}; {then}; stacks, and what to do, are in {query.folder}/summary.txt"
-        self._say(text)
-        self._record("hang", **hang.fields, action=self._action.name, folder=query.folder)
+        self._job.say(text)
+        self._job.record("hang", **hang.fields, action=self._action.name, folder=query.folder)
         with contextlib.suppress(OSError):  # a full disk: the message has the main points
-            folder = self._directory / query.folder
+            folder = self._job.directory / query.folder
             ranks = {str(rank): asdict(one) for rank, one in reports.items()}
             write_json(folder / "summary.json", hang.fields | {"ranks": ranks})
             write_atomically(folder / "summary.txt", _summary(hang, reports, live))
         if self._action is HangAction.warn:
-            self._note(text)
+            if self._job.state.state is State.running:  # the launcher shows it
+                self._job.write(State.running, self._job.state.because, hang=text)
             self._withdraw()
         else:
             self._ask(replace(query, phase=QueryPhase.end))

@@ -1,4 +1,4 @@
-"""Why an attempt ended, and whether the job is started again, within the policy's limits.
+"""Whether a job is started again after an attempt has ended, within the policy's limits.
 
 Standard library only: this runs in the job's wrapper, outside containers and environments.
 """
@@ -7,185 +7,12 @@ from __future__ import annotations
 
 import math
 import random
-import signal
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
-from forge.errors import ExitCode, Reason
-from forge.jobdir.plan import ExecPlan, RequeueLimits
-
-_EXPLAINED = (*(Reason.halted, Reason.unhealthy, Reason.io_error), *(Reason.failed, Reason.hung))
-"""Reasons for which the task's own text says more than the reason."""
-_DETAILED: dict[int, tuple[Reason, ...]] = {
-    ExitCode.REQUEUE: (Reason.time_limit,),
-    ExitCode.FORCED: (Reason.rank_lost, Reason.hung),
-    ExitCode.UNHEALTHY: (Reason.halted,),
-}
-"""Exit code -> the reasons that a task can report with it, which say more than the code."""
-_HELD = "stopping took longer than `shutdown.timeout_s`, and the task was killed"
-
-
-@dataclass(frozen=True)
-class Ending:
-    """The end of an attempt: why, and in which state the job is if it is not started again."""
-
-    reason: Reason
-    code: int
-    """The task's exit code, or -N if signal N killed it."""
-    text: str
-    """The reason for people, perhaps with details."""
-    is_imposed: bool = False
-    """Whether the wrapper, Slurm or a person ended the attempt; else it ended by itself."""
-    is_held: bool = False
-    """Whether the supervisor had to kill the task, which had not exited by its deadline."""
-    is_command: bool = False
-    """Whether it was a command without forge: only its exit codes 0 and 75 have a meaning."""
-    hung_at: int | None = None
-    """Number of steps at the hang for which the wrapper ended the attempt."""
-    rank: int = 0
-    """The rank that ended the attempt: its output and its exception show the cause."""
-
-    @classmethod
-    def of(
-        cls,
-        code: int,
-        reported: Reason | None = None,
-        text: str = "",
-        *,
-        is_held: bool = False,
-        oom_kills: int = 0,
-        is_command: bool = False,
-    ) -> Ending:
-        """The end of a task that ended by itself.
-
-        Args:
-            code: As the field.
-            reported: The reason that the task itself reported; None if it reported nothing.
-            text: The text that the task reported.
-            is_held: As the field.
-            oom_kills: Processes that the kernel's OOM killer killed meanwhile, by the count of the
-                job's cgroup. It does not show which processes they were.
-            is_command: As the field.
-        """
-        of_memory = ""
-        if oom_kills:
-            processes = "1 process" if oom_kills == 1 else f"{oom_kills} processes"
-            of_memory = f"; memory ran out, and the kernel killed {processes} in the task's cgroup"
-        if is_held and code != ExitCode.FINISHED:
-            reason, text = Reason.forced, _HELD
-        elif code < 0:
-            is_out_of_memory = code == -signal.SIGKILL and oom_kills > 0
-            reason = Reason.out_of_memory if is_out_of_memory else Reason.crashed
-            text = text or f"killed by {signal_name(-code)}{of_memory}"
-        else:
-            has_meaning = not is_command or code in (ExitCode.FINISHED, ExitCode.REQUEUE)
-            reason = Reason.of_code(code) if has_meaning else Reason.failed
-            if reported is not None and reported in _DETAILED.get(code, ()):
-                reason = reported
-            shown = f"exit code {code}{of_memory}" if reason is Reason.failed else reason.value
-            text = text if text and reason in _EXPLAINED else shown
-        return cls(reason, int(code), text, is_held=is_held, is_command=is_command)
-
-    @classmethod
-    def of_command(cls, report: dict[str, Any], how: ExecPlan, actions: dict[str, str]) -> Ending:
-        """The end of a command, from its supervisor's report.
-
-        Args:
-            report: The exit code, and the signals that asked the command to stop.
-            how: The plan of the command.
-            actions: Signal -> action, from the policy.
-        """
-        code, stops, killed = report["code"], report.get("stops", []), report.get("oom_kills", 0)
-        ending = cls.of(code, is_held=report["is_held"], oom_kills=killed, is_command=True)
-        if not stops or (ending.is_finished and how.is_zero_finished):
-            return ending
-        is_requeue = actions.get(stops[0]) == "requeue"
-        return ending.imposed(Reason.requested if is_requeue else Reason.signalled)
-
-    def imposed(self, reason: Reason, text: str = "") -> Ending:
-        """The end of this attempt if something outside of the task has ended it.
-
-        A task that has finished stays finished. A command that was asked to stop does not, since
-        its exit code 0 can mean that it has saved.
-
-        Args:
-            reason: Why it was ended.
-            text: The reason for people; empty: that of `reason`.
-        """
-        is_asked = self.is_command and reason is not Reason.crashed
-        if self.is_finished and not is_asked:
-            return self
-        if self.is_held and self.code != ExitCode.FINISHED:
-            text = _HELD
-        elif is_asked:
-            ended = f"exit code {self.code}" if self.code >= 0 else signal_name(-self.code)
-            text = f"{reason.value} (the command ended with {ended})"
-        return replace(self, reason=reason, text=text or reason.value, is_imposed=True)
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether the task has finished its work."""
-        return self.reason is Reason.finished
-
-    @property
-    def state(self) -> str:
-        """The state of the job in state.json if it is not started again."""
-        if self.is_finished:
-            return "finished"
-        if self.is_command and self.is_imposed and self.reason is not Reason.crashed:
-            return "terminated"
-        stops = (Reason.interrupted, Reason.cancelled, Reason.orphaned)
-        return "stopped" if self.reason in stops else "failed"
-
-    @property
-    def ended_as(self) -> str:
-        """The state of the attempt: as `state`, unless a command asks to be run again."""
-        is_asking = self.is_command and not self.is_imposed and self.reason is Reason.requested
-        return "checkpointed" if is_asking else self.state
-
-    @property
-    def exit_code(self) -> int:
-        """The exit code of the job's own process: 0 only if the job has finished."""
-        code = self.code if self.code >= 0 else 128 - self.code
-        return code if code or self.is_finished else int(ExitCode.TERMINATED)
-
-
-def signal_name(number: int) -> str:
-    """`SIGKILL` for 9; real-time signals have no name."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-@dataclass
-class Counts:
-    """The restarts and failures of a job so far; saved in its directory."""
-
-    restarts: int = 0
-    preemptions: int = 0
-    timeouts: int = 0
-    failures: int = 0
-    hangs: int = 0
-    last_hang: list[int] = field(default_factory=list)
-    """Number of steps at the last hang, and the step of the newest checkpoint at that time."""
-    no_progress: int = 0
-    """Attempts in a row that saved nothing new."""
-    unfair: int = 0
-    """The attempts among them that the cluster ended before they could save anything."""
-    excluded: int = 0
-    """Restarts on other nodes, since one was unhealthy."""
-    by_rule: dict[str, int] = field(default_factory=dict)
-    """Number of a rule -> restarts it has granted."""
-    recovery: dict[str, int] | None = None
-    """A rule's recovery command that is to run before the next attempt: the number of the rule,
-    and the exit code that it is for."""
-    brief: int = 0
-    """Attempts in a row that quickly asked to be run again, without known progress."""
-    best_step: int = -1
-    """The highest value of `ledger.saved_steps` so far; -1 before the first checkpoint."""
-    unsaved_s: float = 0.0
-    """Seconds of the last attempt, if it saved nothing new: the next attempt saves earlier."""
+from forge.errors import Reason
+from forge.job.ending import Ending
+from forge.jobdir.job_state import Counts
+from forge.jobdir.plan import RequeueLimits
 
 
 @dataclass(frozen=True)
@@ -251,11 +78,11 @@ def decide_restart(
         took_s: Duration of the attempt, in seconds.
     """
     what = ending.text
-    is_unfair = is_cut_short and ending.reason in BY_CLUSTER
+    is_evicted_early = is_cut_short and ending.reason in BY_CLUSTER
     if saved_step > counts.best_step:
-        counts.no_progress = counts.unfair = 0
-    elif is_unfair:
-        counts.unfair += 1
+        counts.no_progress = counts.early_evictions = 0
+    elif is_evicted_early:
+        counts.early_evictions += 1
     elif ending.reason is not Reason.disk_full:  # on a full disk no attempt can save
         counts.no_progress += 1
     counts.best_step = max(counts.best_step, saved_step)
@@ -298,7 +125,7 @@ def decide_restart(
         setattr(counts, counter, used + 1)
     counts.restarts += 1
     # The first time can be chance. After that, pause: the cluster ends every attempt early.
-    pauses, first_s = counts.unfair - 1 if is_unfair else 0, _PAUSE_S
+    pauses, first_s = counts.early_evictions - 1 if is_evicted_early else 0, _PAUSE_S
     if ending.reason is Reason.disk_full:
         pauses = counts.failures
     elif is_brief:
@@ -335,10 +162,10 @@ def _without_progress(counts: Counts, limits: RequeueLimits) -> str:
             f"{counts.no_progress} attempts in a row saved nothing new"
             f" (`resilience.requeue.max_no_progress={limits.max_no_progress}`)"
         )
-    if counts.unfair > MAX_CUT_SHORT:
+    if counts.early_evictions > MAX_CUT_SHORT:
         return (
-            f"the cluster ended {counts.unfair} attempts in a row before they could save anything:"
-            f" the limit is {MAX_CUT_SHORT}"
+            f"the cluster ended {counts.early_evictions} attempts in a row before they could save"
+            f" anything: the limit is {MAX_CUT_SHORT}"
         )
     return ""
 

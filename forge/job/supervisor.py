@@ -18,19 +18,20 @@ Source: prctl(2), PR_SET_CHILD_SUBREAPER and PR_SET_PDEATHSIG.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import select
 import signal
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from forge.filesystem.files import read_trusted
+from forge.job.deadline import Deadline
 from forge.job.hang_watch import TICK_S, HangWatch
-from forge.jobdir.job_files import TOKEN, write_json
-from forge.process import memory, processes, stacks, time_limit
+from forge.jobdir.job_files import TOKEN
+from forge.jobdir.rank_report import RankReport
+from forge.process import memory, processes, stacks
 
 MARGIN_S = 5.0
 """Seconds after the task's own deadline: a task that ends itself reports more than we can."""
@@ -68,14 +69,16 @@ class Supervisor:
     """Whether an error of the hang detection was printed."""
     _is_killed: bool = False
     """Whether the task was sent SIGKILL."""
-    _deadline: float | None = None
-    _is_announced: bool = False
-    """Whether the signal before the time limit has started the deadline."""
+    deadline: Deadline = field(init=False)
+    """Begins with the first signal to stop."""
     _status: int | None = None
     """Wait status of the task, once it has ended."""
 
     margin_s: ClassVar[float] = MARGIN_S
     """Seconds added to the deadline."""
+
+    def __post_init__(self) -> None:
+        self.deadline = Deadline(self.margin_s, self.environment, self.report.parent)
 
     def run(self) -> int:
         """Run the task from start to end; returns its exit code, 128 + N for signal N."""
@@ -91,28 +94,32 @@ class Supervisor:
                 self._pass_on(number, [self._task])
         status = self._wait()
         ended = time.time()  # before its children: this time shows which rank ended first
-        save_s = self.timeout_s or ORPHANED_S if self._deadline is None else self._deadline
+        deadline, at_most_s = self.deadline, self.timeout_s or ORPHANED_S
+        save_s = deadline.left_s if deadline.has_begun else at_most_s
         processes.end_descendants(self.environment.get(TOKEN), max(save_s, 0.0))
         code = os.waitstatus_to_exitcode(status)
-        report = {
-            "code": code,
-            "is_held": self.is_held,
-            "time": ended,
-            "node": os.environ.get("SLURMD_NODENAME", ""),
-            **self._more(),
-        }
-        killed = memory.oom_kills()
-        if killed_before is not None and killed is not None and killed > killed_before:
-            report["oom_kills"] = killed - killed_before
+        killed_after = memory.oom_kills()
+        oom_kills = 0
+        if killed_before is not None and killed_after is not None:
+            oom_kills = max(killed_after - killed_before, 0)
+        report = RankReport(
+            code=code,
+            is_held=self.is_held,
+            time=ended,
+            node=os.environ.get("SLURMD_NODENAME", ""),
+            stops=self._stops_seen(),
+            oom_kills=oom_kills,
+            section=self.hang_watch.section if self.hang_watch is not None else "",
+        )
         try:
-            write_json(self.report, report)
+            report.write(self.report)
         except OSError:  # a full disk: our exit code has the main point
             code = self._unreported(code)
         return code if code >= 0 else 128 - code
 
-    def _more(self) -> dict[str, Any]:
-        """More fields for the report."""
-        return {}
+    def _stops_seen(self) -> list[str]:
+        """For a command: the signals that asked it to stop."""
+        return []
 
     def _unreported(self, code: int) -> int:
         """The exit code to return if the report cannot be written."""
@@ -173,7 +180,7 @@ class Supervisor:
                 is_orphaned = True
                 events = [self._reader]
                 self._stop_orphan()
-            if self._deadline is not None:
+            if self.deadline.has_begun:
                 self._keep_deadline(time.monotonic() - before)
             if self.hang_watch is not None:
                 self._look_for_hang(self.hang_watch, time.monotonic() - before)
@@ -183,7 +190,7 @@ class Supervisor:
     def _look_for_hang(self, watch: HangWatch, passed_s: float) -> None:
         """Take part in hang detection; kill the task if the wrapper decides that the job hangs."""
         try:
-            if watch.tick(passed_s, is_stopping=self._deadline is not None):
+            if watch.tick(passed_s, is_stopping=self.deadline.has_begun):
                 self._kill("the job hangs")
         except Exception as error:  # noqa: BLE001 - an error here never ends the task
             if not self._is_blind:
@@ -198,7 +205,7 @@ class Supervisor:
     def _stop_orphan(self) -> None:
         """Stop the task if our parent has ended: no other process would stop it."""
         self._pass_on(signal.SIGTERM, processes.descendants())
-        self._begin_deadline(self.timeout_s or ORPHANED_S)
+        self.deadline.begin(self.timeout_s or ORPHANED_S)
 
     def _drain_signals(self) -> None:
         for number in set(processes.drain(self._reader)) - {signal.SIGCHLD}:
@@ -208,7 +215,7 @@ class Supervisor:
                 self._pass_on(number, [self._task])
             name = signal.Signals(number).name.removeprefix("SIG")
             if self._action(number) in ("stop", "requeue"):
-                self._begin_deadline(self.timeout_s, is_announced=name == self.announcement)
+                self.deadline.begin(self.timeout_s, is_announced=name == self.announcement)
 
     def _action(self, number: int) -> str:
         """The policy's action for a signal."""
@@ -219,36 +226,13 @@ class Supervisor:
         for pid in pids:
             processes.send(pid, number)
 
-    def _begin_deadline(self, timeout_s: float, *, is_announced: bool = False) -> None:
-        if timeout_s <= 0:
-            return
-        if is_announced:  # a task can continue until the announced end
-            timeout_s = max(timeout_s, self._until_end_s())
-        if self._deadline is None or not is_announced:
-            left_s = math.inf if self._deadline is None else self._deadline
-            self._deadline = min(left_s, timeout_s + self.margin_s)
-            self._is_announced = is_announced
-
-    def _until_end_s(self) -> float:
-        """Seconds until the time limit that was announced to the task; 0.0 without a limit."""
-        end, now = time_limit.end_time_from_env(self.environment) or 0.0, time.time()
-        if time_limit.END_TIME not in self.environment:
-            return 0.0
-        left_s = time_limit.moved_left_s(self.report.parent / time_limit.MOVED, end - now, now)
-        return max(left_s, 0.0)
-
     def _keep_deadline(self, passed_s: float) -> None:
         """Count the seconds, except those in which the task or we could not run."""
-        assert self._deadline is not None
-        if not processes.is_suspended(self._task):
-            self._deadline -= min(passed_s, 2 * TICK_S)
-        if self._deadline > 0:
-            return
-        if self._is_announced and self._until_end_s() > 0:  # the limit was extended meanwhile
-            self._deadline = self._until_end_s() + self.margin_s
-            return
-        self.is_held = True
-        self._kill(f"the task has not exited {self.timeout_s + self.margin_s:g} s after a signal")
+        counts_s = 0.0 if processes.is_suspended(self._task) else min(passed_s, 2 * TICK_S)
+        if self.deadline.pass_by(counts_s):
+            self.is_held = True
+            after_s = self.timeout_s + self.margin_s
+            self._kill(f"the task has not exited {after_s:g} s after a signal")
 
     def _kill(self, why: str) -> None:
         if not self._is_killed:  # else it has not ended yet, or has left processes

@@ -1,46 +1,46 @@
-"""The wrapper of one job, on any launcher, from the job's first start to its last.
+"""The wrapper of one job, below one of forge's launchers, from the job's first start to its last.
 
 The wrapper restarts the job's task until it has finished, was stopped, or has reached a limit of
 the policy. Standard library only: the wrapper starts in milliseconds, outlives the task, and works
 outside a container.
 
-    starts the task ─► waits for its end ─► reads how it ended
+    starts the task ─► waits for its end ─► asks the backend how and why it ended
          ▲                                         │
          └── within the limits for this reason? ◄──┘  (requeue.py)
 
-`local.py` and `slurm/wrapper.py` start and stop tasks. The wrapper and the supervisors hold the
-lock in the job's directory as long as a process of the job can be alive.
-
-One module, since claiming, starting, waiting and deciding share the state of an attempt.
+A backend starts and stops the tasks (`backend.py`). The wrapper and the supervisors hold the lock
+in the job's directory as long as a process of the job can be alive.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import select
 import shutil
 import signal
 import sys
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from forge import messages
 from forge.errors import ExitCode, Reason, Untrusted
 from forge.filesystem import claimed
-from forge.filesystem.files import make_directory, open_file
+from forge.filesystem.files import open_file
 from forge.filesystem.locks import take_lock
 from forge.job import attempts
+from forge.job.backend import TaskBackend
+from forge.job.ending import Ending
 from forge.job.hangs import Hangs
-from forge.job.preallocated_file import write_padded
-from forge.job.requeue import Counts, Decision, Ending, decide_restart, spread
+from forge.job.job import Job, Trainings, print_line
+from forge.job.requeue import Decision
+from forge.job.stage import Stage
 from forge.job.supervisor import MARGIN_S, ORPHANED_S
-from forge.jobdir import code, ledger, node_fault, plan, verdict
+from forge.job.task import Task
+from forge.jobdir import cancel_request, code, ledger, node_fault, rank_report
+from forge.jobdir.cancel_request import CancelRequest
 from forge.jobdir.job_files import (
     ATTEMPT,
     JOB_DIR,
@@ -51,387 +51,273 @@ from forge.jobdir.job_files import (
     RECOVERS,
     REPORT,
     RESULT,
+    RESULT_JSON,
     RETURN_CODE,
     SAVE_WITHIN,
-    STATE,
     TOKEN,
     VERDICT,
     forge_dir,
-    job_ledger,
     suffix,
 )
-from forge.jobdir.plan import ExecPlan
-from forge.jobdir.verdict import Verdict
+from forge.jobdir.job_state import JobState, State
+from forge.jobdir.plan import JobPlan
 from forge.process import processes
 from forge.process.world import RankInfo
 
-_STATE_BYTES = 2048
 _SHOWN_FILES = 5
 """The most changed source files that a message names."""
 _LOOK_S = 1.0
 """Seconds between two checks whether a full disk has room again."""
+_REQUEST_S = 2.0
+"""Seconds between two looks for a request to cancel the job."""
 _CLAIM_S = 30.0
 """Seconds after the task's deadline in which an earlier wrapper's processes can still exit."""
 
 
-class Job(ABC):
-    """The wrapper's state, and the life of a job."""
+def job_of(
+    directory: Path, plan: JobPlan, say: Callable[[str], None] = print_line, **names: str
+) -> Job:
+    """The job of a plan; `names` are the fields of its state that name the start."""
+    os.environ.pop(RANK, None)  # set by a job around this one
+    trainings = Trainings([directory], plan.checkpoint_dir)
+    named: dict[str, Any] = {**names}
+    state = JobState(state=State.queued, has_steps=plan.exec is None, **named)
+    return Job(directory, plan.requeue, trainings, state, say)
 
-    def __init__(self, directory: Path) -> None:
-        os.environ.pop(RANK, None)  # set by a job around this one
-        self.directory = directory
-        self.forge = forge_dir(directory)
-        self.plan = plan.read(directory)
-        self.counts = Counts()
-        ranks, action = self.plan.num_ranks, self.plan.hang
-        self.hangs = Hangs(directory, ranks, action, self._record, self._print, self._note_hang)
-        self._because = ""
-        self._asked: Reason | None = None
-        self._began = time.time()
-        """When the last attempt began; Unix time, like the times in the ledger."""
-        self._took_s = 0.0
-        """Seconds that the last attempt took."""
-        self._before = 0
-        """Number of the last attempt in the ledger when it began."""
-        self._number = 1
-        """Number of the attempt, over all starts of the job."""
-        self._recovery: dict[str, int] | None = None
-        """`Counts.recovery` while that recovery command is running; else None."""
-        self._changed: list[str] = []
-        """Source files that differed from those of the submission when the attempt began."""
+
+def patience_s(plan: JobPlan) -> float:
+    """Seconds for the other ranks to exit, once a rank has failed."""
+    return (plan.timeout_s or ORPHANED_S) + 2 * MARGIN_S
+
+
+class Wrapper:
+    """The life of a job in this process."""
+
+    def __init__(self, plan: JobPlan, backend: TaskBackend) -> None:
+        self._plan, self._backend, self._job = plan, backend, backend.job
+        self._forge = forge_dir(self._job.directory)
+        self._hangs = Hangs(self._job, plan.num_ranks, plan.hang)
+        self._is_stopping = False
+        """Whether the state says that the job was asked to stop."""
+        self._cancelled: CancelRequest | None = None
+        self._next_look = 0.0
+        """Monotonic time of the next look for a request to cancel the job."""
 
     def run(self) -> int:
         """Run all attempts; returns the exit code of the last, 128 + N for signal N."""
         processes.adopt_orphans()
-        names = ("TERM", "HUP", "INT", "QUIT", "USR1", "USR2", "CHLD")
-        self._reader = processes.listen(signal.Signals[f"SIG{name}"] for name in names)
+        self._backend.listen()
         self._claim()
         try:
             return self._run()
         except OSError as error:  # nothing was read or written there
-            if problem := claimed.problem(self.directory):
+            if problem := claimed.problem(self._job.directory):
                 raise Untrusted(problem) from error
             raise
 
     def _run(self) -> int:
-        ending = self._take_over()
+        self._end_strays()
+        ending = self._backend.take_over()
         while True:
-            self._look_for_parent()
-            is_finished = ending is not None and ending.is_finished
-            if self._asked is not None and not is_finished:  # before anything was started
-                ending = Ending.of(128 + signal.SIGTERM).imposed(self._asked)
+            self._look()
+            stop = self._backend.stopped_by
+            if stop is not None and not (ending is not None and ending.is_finished):
+                ending = Ending.of(128 + signal.SIGTERM).imposed(stop)  # nothing was started
             ending = ending or self._attempt()
-            decision = self._decide(ending)
-            if not decision.starts_again or self._asked is not None:
-                return self._end(ending, decision)
-            self._record("requeue", because=decision.because, restarts=self.counts.restarts)
-            self._because = decision.because
-            when = f" in {decision.pause_s:.0f} s" if decision.pause_s else ""
-            self._print(f"{decision.because}: restarting{when} (restart {self.counts.restarts})")
-            self._write_state("starting", self._because)
-            code = self._move_on(ending, decision.pause_s)
+            decision = self._backend.decide(ending)
+            if not decision.starts_again or self._backend.stopped_by is not None:
+                return self._end(ending, decision.because)
+            code = self._start_again(ending, decision)
             if code is not None:
                 return code
             ending = None
 
-    # -- what a subclass implements ------------------------------------------------------------
+    def _start_again(self, ending: Ending, decision: Decision) -> int | None:
+        """Prepare the next start; the exit code of this process if the job starts elsewhere."""
+        restarts, because = self._job.counts.restarts, decision.because
+        self._job.record("requeue", because=because, restarts=restarts)
+        when = f" in {decision.pause_s:.0f} s" if decision.pause_s else ""
+        self._job.say(f"{because}: restarting{when} (restart {restarts})")
+        self._job.write(State.starting, because)
+        code = self._backend.restart_elsewhere(ending, decision)
+        if code is None and not self._backend.is_queue:
+            self._pause(decision.pause_s)
+        return code
 
-    @abstractmethod
-    def _take_over(self) -> Ending | None:
-        """Continue with the counts of an earlier wrapper; the end of its attempt, if any."""
+    def _end(self, ending: Ending, because: str) -> int:
+        if not ending.is_finished:
+            self._job.say(f"{ending.state.value}: {because}")
+        return self._job.end(ending, because, is_requeued=self._backend.is_requeued)
 
-    @abstractmethod
-    def _start(self, output: int) -> int:
-        """Start the task, with its output into `output`; the pid of the child to wait for."""
+    def _look(self) -> None:
+        """Act on signals and requests; tell the launcher once that the job was asked to stop."""
+        self._backend.look()
+        if time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + _REQUEST_S
+            self._look_for_cancel()
+        stop = self._backend.stopped_by
+        if stop is not None and not self._is_stopping:
+            self._is_stopping = True
+            self._job.write(State.stopping, stop.value)
 
-    @abstractmethod
-    def _wait(self, child: int, began: float) -> int:
-        """Wait until the attempt has ended; `began` is monotonic. Returns the wait status."""
-
-    @abstractmethod
-    def _ending(self, status: int) -> Ending:
-        """The end of the attempt, from the wait status of the child."""
-
-    def _move_on(self, ending: Ending, pause_s: float) -> int | None:
-        """Exit with this code, since the job starts elsewhere; None to restart it here."""
-        self._pause(pause_s)
-        return None
-
-    @abstractmethod
-    def _drain_signals(self) -> None:
-        """Act on the signals that have come."""
+    def _look_for_cancel(self) -> None:
+        request, before = cancel_request.read(self._job.directory), self._cancelled
+        if request is None or (before is not None and before.is_now >= request.is_now):
+            return
+        self._cancelled = request
+        self._job.set_backend(cancelled_by=request.by)
+        self._job.record("cancel", by=request.by, is_now=request.is_now)
+        self._backend.cancel(is_now=request.is_now)
 
     def _pause(self, seconds: float) -> None:
         """Wait before the next start; less if the job is stopped or a full disk has room again."""
         deadline = time.monotonic() + seconds
         had_room = self._has_room()
-        while self._asked is None and (left_s := deadline - time.monotonic()) > 0:
+        while self._backend.stopped_by is None and (left_s := deadline - time.monotonic()) > 0:
             if not had_room and self._has_room():
                 break
-            select.select([self._reader], [], [], min(left_s, _LOOK_S))
-            self._drain_signals()
-            self._look_for_parent()
+            select.select([self._backend.reader], [], [], min(left_s, _LOOK_S))
+            self._look()
 
     def _has_room(self) -> bool:
         """Whether the disk has room for twice the largest checkpoint; a quota is not checked."""
-        directory = self.directory / self.plan.checkpoint_dir
+        directory = self._job.directory / self._plan.checkpoint_dir
         steps = [*directory.glob("step_*"), *directory.glob("*/step_*")]  # of a named Run
         try:
             sizes = [sum(one.stat().st_size for one in step.iterdir()) for step in steps]
-            return bool(shutil.disk_usage(directory).free >= 2 * max(sizes, default=0))
+            free = shutil.disk_usage(self._job.directory).free
+            return bool(free >= 2 * max(sizes, default=0))
         except OSError:  # a checkpoint is just being removed
             return False
-
-    def _is_cut_short(self, *, has_boundary: bool) -> bool:
-        """Whether the cluster ended an attempt before it could save anything."""
-        return False
-
-    def _look_for_parent(self) -> None:  # noqa: B027 - optional
-        """Stop if the process that started us has ended."""
 
     # -- the directory -------------------------------------------------------------------------
 
     def _claim(self) -> None:
         """Take the lock; wait for the processes of a killed wrapper to exit."""
-        claimed.note(self.directory)
-        self._lock = open_file(self.forge / LOCK, os.O_RDWR | os.O_CREAT)
-        leaving_s = (self.plan.timeout_s or ORPHANED_S) + MARGIN_S
+        claimed.note(self._job.directory)
+        self._lock = open_file(self._forge / LOCK, os.O_RDWR | os.O_CREAT)
+        leaving_s = (self._plan.timeout_s or ORPHANED_S) + MARGIN_S
         deadline = time.monotonic() + leaving_s + _CLAIM_S
         is_told = False
         while not take_lock(self._lock):
             if not is_told:
-                self._print("waiting for processes of an earlier start to save and exit")
+                self._job.say("waiting for processes of an earlier start to save and exit")
                 is_told = True
             if time.monotonic() > deadline:
-                self._print(
-                    f"processes of an earlier start still hold {self.forge / LOCK}. Are they"
+                self._job.say(
+                    f"processes of an earlier start still hold {self._forge / LOCK}. Are they"
                     " suspended, or in a debugger? Continue or kill them, and run the sweep's"
                     " command again."
                 )
                 sys.exit(int(ExitCode.IN_USE))
             # Poll: no call waits for a lock and for signals at the same time.
-            select.select([self._reader], [], [], 0.05)
-            self._look_while_waiting()
-
-    def _look_while_waiting(self) -> None:  # noqa: B027 - optional
-        """Called between two tries to take the lock, while we have started nothing yet."""
+            select.select([self._backend.reader], [], [], 0.05)
+            self._backend.look()
+            if self._backend.stopped_by is not None:
+                sys.exit(int(ExitCode.TERMINATED))  # we have started nothing yet
 
     def _end_strays(self) -> None:
         """Kill processes that have this job's mark and are no longer descendants."""
         for _ in range(20):  # a single pass misses a process that was just started
-            pids = processes.marked(TOKEN, self.plan.token)
+            pids = processes.marked(TOKEN, self._plan.token)
             if not pids:
                 break
             for pid in pids:
                 processes.send(pid, signal.SIGKILL)
             processes.wait_gone(pids, 1.0)
 
-    def _saved_step(self) -> int:
-        """Number of steps that all Runs of the job have saved; -1 before the first checkpoint."""
-        return ledger.saved_steps(self.directory, self.plan.checkpoint_dir)
-
-    def _decide(self, ending: Ending) -> Decision:
-        """Whether the job starts again, from the files that the last attempt has written."""
-        decision = decide_restart(
-            ending,
-            self.counts,
-            self.plan.requeue,
-            self._saved_step(),
-            has_run=any((self.forge / "ledger").glob("attempt_*")),
-            is_cut_short=self.plan.exec is None
-            and self._is_cut_short(has_boundary=ledger.has_stepped(self.directory, self._began)),
-            took_s=self._took_s,
-        )
-        counts = self.counts
-        counts.unsaved_s = self._took_s if counts.no_progress + counts.unfair > 0 else 0.0
-        return spread(decision, self.plan.token, counts.restarts)
-
-    def _write_state(self, state: str, because: str = "", **more: Any) -> None:
-        content = {
-            "state": state,
-            "because": because,
-            "pid": os.getpid(),
-            "time": time.time(),
-            "counts": asdict(self.counts),
-            "has_steps": self.plan.exec is None,
-            **more,
-        }
-        try:
-            write_padded(self.forge / STATE, json.dumps(content) + "\n", _STATE_BYTES)
-        except OSError as error:  # a full disk must not end the job
-            self._print(f"state.json cannot be written: {error}")
-
-    def _note_hang(self, text: str) -> None:
-        """Write a hang that is only logged into state.json, so that the launcher shows it."""
-        if self._asked is None:  # otherwise the state says that the job stops
-            self._write_state("running", self._because, time=self._began, hang=text)
-
-    def _record(self, kind: str, **values: Any) -> None:
-        """Add a line to the job's ledger."""
-        line = json.dumps({"t": round(time.time(), 3), "kind": kind, **values}) + "\n"
-        path = job_ledger(self.directory)
-        try:
-            make_directory(path.parent)
-            fd = open_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-            try:
-                os.write(fd, line.encode())
-            finally:
-                os.close(fd)
-        except OSError as error:
-            self._print(f"the job's history, {path}, cannot be written: {error}")
-
-    def _print(self, text: str) -> None:
-        """Print a line into the job's output."""
-        with contextlib.suppress(OSError):  # a full disk must not end the job
-            os.write(2, messages.escape(f"forge: {text}\n", "\n\t").encode())
-
     # -- an attempt ----------------------------------------------------------------------------
 
     def _attempt(self) -> Ending:
-        if problem := claimed.problem(self.directory):
+        self._backend.prepare()
+        if problem := claimed.problem(self._job.directory):
             raise Untrusted(problem)
-        self._began, began = time.time(), time.monotonic()
-        self._number = attempts.next_number(self.directory)
-        if self.plan.exec is not None:
-            attempts.begin(self.directory, self.plan.num_ranks, self._number)
+        job, plan = self._job, self._plan
+        job.begin_attempt()
+        if plan.exec is not None:
+            attempts.mark_start(job.directory, plan.num_ranks, job.attempt)
         ending = None
-        if self.counts.recovery is not None:
-            self._recovery = self.counts.recovery
-            recovered = self._stage(began)
-            self._recovery = None
-            if recovered.is_finished:
-                self.counts.recovery = None
+        if job.counts.recovery is not None:
+            ending = self._stage(Task.recovery(plan, job.counts.recovery, job.attempt - 1))
+            if not ending.is_finished:
+                ending = replace(ending, text=f"the rule's recovery command: {ending.text}")
             else:
-                text = f"the rule's recovery command: {recovered.text}"
-                ending = replace(recovered, text=text)
-        ending = ending or self._stage(began)
-        self._took_s = time.monotonic() - began
-        if self.plan.exec is not None:
+                job.set_counts(replace(job.counts, recovery=None))
+                ending = None
+        ending = ending or self._stage(Task.of(plan))
+        job.end_attempt()
+        if plan.exec is not None:
             how = "" if ending.is_finished else f": {ending.text}"
-            self._print(f"attempt {self._number} {ending.ended_as}{how}")
+            job.say(f"attempt {job.attempt} {ending.ended_as}{how}")
         return ending
 
-    def _stage(self, began: float) -> Ending:
-        """Start the task, or a recovery command, and wait until all its processes have ended."""
-        for path in self.forge.iterdir():
+    def _stage(self, task: Task) -> Ending:
+        """Run a task on all ranks, until all of its processes have ended."""
+        job = self._job
+        for path in self._forge.iterdir():
             if path.name.startswith(
-                (REPORT, VERDICT, RESULT, node_fault.FILE)
-            ):  # the files of every rank
+                (REPORT, VERDICT, RESULT, RESULT_JSON, node_fault.FILE)
+            ):  # of every rank
                 path.unlink(missing_ok=True)
-        self.hangs.begin(self._number)
-        output = open_file(self.directory / OUTPUT, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        self._hangs.begin_attempt(job.attempt)
+        output = open_file(job.directory / OUTPUT, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.dup2(output, 1)
         os.dup2(output, 2)
-        kind = "attempt" if self._recovery is None else "recovery"
-        self._record(kind, restarts=self.counts.restarts)
-        self._write_state("running", self._because)
-        self._before = ledger.last_attempt(self.directory)
-        child = self._start(output)
+        job.record_start(task.kind, self._output_sizes())
+        self._job.write(State.running, job.state.because)
+        last_run = ledger.last_attempt(job.directory)
+        environment = self._environment(task)
+        stage = Stage(job.directory, self._plan, task, environment, last_run)
+        self._backend.start(stage, output)
         os.close(output)
         # Only now, so that the task does not wait; a later edit is not in the task's process.
-        self._changed = code.changed_files(self.plan.code) if self._command is None else []
-        status = self._wait(child, began)
+        changed = code.changed_files(self._plan.code) if task.exec is None else []
+        self._wait()
         processes.kill_descendants()  # orphans of a supervisor that was killed
         self._end_strays()
-        ending = self._explain_by_code(self.hangs.explain(self._ending(status)))
-        said = {"reason": ending.reason.name, "state": ending.ended_as, "text": ending.text}
-        self._record("end", code=ending.code, **said)
+        ending = self._explain_by_code(self._hangs.explain(self._backend.ending()), changed)
+        if self._cancelled is not None:
+            ending = ending.imposed(Reason.cancelled, f"cancelled by {self._cancelled.by}")
+        report = rank_report.read(job.directory, ending.rank)
+        job.record_end(ending, report.section if report is not None else "")
         return ending
 
-    def _explain_by_code(self, ending: Ending) -> Ending:
+    def _output_sizes(self) -> list[int]:
+        """Bytes of each rank's output so far."""
+        sizes = []
+        for rank in range(self._plan.num_ranks):
+            path = self._job.directory / f"{OUTPUT}{suffix(rank)}"
+            sizes.append(path.stat().st_size if path.exists() else 0)
+        return sizes
+
+    def _wait(self) -> None:
+        while not self._backend.has_ended():
+            self._hangs.look(self._backend.ended_ranks())
+            select.select([self._backend.reader], [], [], self._backend.tick())
+            self._look()
+        self._look()  # signals that came while the last task ended
+
+    def _explain_by_code(self, ending: Ending, changed: list[str]) -> Ending:
         """The end of an attempt, with the changed files if it failed with edited code."""
-        if ending.reason is not Reason.failed or not self._changed:
+        if ending.reason is not Reason.failed or not changed:
             return ending
-        names = [one.removeprefix(os.path.join(self.plan.cwd, "")) for one in self._changed]
+        names = [one.removeprefix(os.path.join(self._plan.cwd, "")) for one in changed]
         files = messages.truncate_list(names, _SHOWN_FILES)
         text = f"{ending.text}; the code changed since the job was submitted: {files}"
         return replace(ending, reason=Reason.code_changed, text=text)
 
-    def _environment(self) -> dict[str, str]:
-        """The environment of the task."""
-        environment: dict[str, str] = os.environ | self.plan.environment
+    def _environment(self, task: Task) -> dict[str, str]:
+        """The environment of a task."""
+        job = self._job
+        environment: dict[str, str] = os.environ | self._plan.environment
         for name in (SAVE_WITHIN, RANK, RANKS, RECOVERS, RETURN_CODE, *RankInfo().variables()):
             environment.pop(name, None)  # set by a job around this one
-        if self.counts.unsaved_s:
-            environment[SAVE_WITHIN] = f"{self.counts.unsaved_s / 2:.3f}"
-        environment |= {
-            TOKEN: self.plan.token,
-            JOB_DIR: str(self.directory),
-            ATTEMPT: str(self._number),
-            "FORGE_RESTART_COUNT": str(self.counts.restarts),
+        if job.counts.unsaved_s:
+            environment[SAVE_WITHIN] = f"{job.counts.unsaved_s / 2:.3f}"
+        own: dict[str, Any] = {
+            TOKEN: self._plan.token,
+            JOB_DIR: job.directory,
+            ATTEMPT: job.attempt,
+            "FORGE_RESTART_COUNT": job.counts.restarts,
         }
-        if self._recovery is not None:
-            environment |= {
-                ATTEMPT: str(self._number - 1),
-                RETURN_CODE: str(self._recovery["code"]),
-                RECOVERS: str(self._recovery["rule"]),
-            }
-        return environment
-
-    @property
-    def _command(self) -> ExecPlan | None:
-        """The plan of the command that is running; None for the user's main, which uses forge."""
-        return self.plan.exec if self._recovery is None else ExecPlan()
-
-    def _read_ending(self, report: dict[str, Any], rank: int = 0) -> Ending:
-        """The end of a task, from its supervisor's report and its own verdict."""
-        if self._command is not None:
-            return Ending.of_command(report, self._command, self.plan.actions)
-        code, said = report["code"], verdict.read(self.directory, rank)
-        if code == ExitCode.FINISHED and not self._has_returned(said, rank):
-            return Ending.of(1, text="ended with code 0 before main had returned (os._exit, fork?)")
-        lost = ledger.lost_run(self.directory, self._before)
-        if code == ExitCode.FINISHED and lost is not None:
-            # Report it as the end of the task: main has ignored it.
-            text = (
-                "main returned, but a child process died inside its `with forge.Run(…)` block:"
-                f" its training in {lost} is not finished"
-            )
-            return Ending.of(-signal.SIGKILL, text=text)
-        if code == ExitCode.UNHEALTHY and (found := node_fault.read(self.directory, rank)):
-            return Ending.of(code, found.reason, found.text)
-        if said is not None and said.exit_code == code:
-            return Ending.of(code, said.reason, said.text, is_held=report["is_held"])
-        killed = report.get("oom_kills", 0)
-        return Ending.of(code, is_held=report["is_held"], oom_kills=killed)
-
-    def _of_all(self, ended: Sequence[tuple[float, Ending]]) -> Ending:
-        """The end of the rank that failed first, from the times at which the ranks ended.
-
-        A rank that exits because it lost another rank, or because another rank's node is sick, has
-        not ended the job, whenever it exits.
-        """
-        said = node_fault.read_all(self.directory, len(ended))
-        found = {rank for rank, one in said.items() if one.node}
-
-        def place(rank: int) -> tuple[bool, float, int]:
-            at, ending = ended[rank]
-            is_healthy = bool(found) and rank not in found and ending.code == ExitCode.UNHEALTHY
-            return is_healthy or ending.reason is Reason.rank_lost, at, ending.code
-
-        bad = [rank for rank, one in enumerate(ended) if not one[1].is_finished]
-        first = min(bad, key=place, default=0)
-        if first:  # the output of rank 0 does not show the cause
-            what = f"rank {first} of {len(ended)}: {ended[first][1].text}"
-            self._print(f"{what}; its output is in {OUTPUT}{suffix(first)}")
-        return replace(ended[first][1], rank=first)
-
-    def _patience_s(self) -> float:
-        """Seconds for the other ranks to exit, once a rank has failed."""
-        return float((self.plan.timeout_s or ORPHANED_S) + 2 * MARGIN_S)
-
-    def _has_returned(self, said: Verdict | None, rank: int) -> bool:
-        """Whether the task's main returned, or its training finished."""
-        has_trained = said is not None and said.exit_code == ExitCode.FINISHED
-        return has_trained or (self.forge / f"{RESULT}{suffix(rank)}").exists()
-
-    def _end(self, ending: Ending, decision: Decision) -> int:
-        state = ending.state
-        if state != "finished":
-            self._print(f"{state}: {decision.because}")
-        self._record(state, because=decision.because)
-        ended = {"code": ending.code, "reason": ending.reason.name, "rank": ending.rank}
-        self._write_state(state, decision.because, **ended)
-        if self.plan.exec is not None:
-            attempts.keep(self.directory)
-        return ending.exit_code
+        return environment | {name: str(value) for name, value in own.items()} | task.variables

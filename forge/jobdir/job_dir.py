@@ -41,7 +41,7 @@ def hydra_config() -> Any | None:
 _placed: list[tuple[Path, str]] = []
 
 
-def place(directory: Path, command: str) -> None:
+def set_directory(directory: Path, command: str) -> None:
     """Set the directory of this process's job, and the command that resumes it."""
     _placed[:] = [(directory.absolute(), command)]
     spawned.hand_on(Inherited(directory.absolute(), command, Path.cwd()))

@@ -3,12 +3,14 @@
 <job dir>/output.log            output of the job's processes, over all attempts
 <job dir>/.forge/plan.json      how to start the job; written and read by `plan.py`
 <job dir>/.forge/task.pkl       the config and the function, frozen at submission
-<job dir>/.forge/state.json     the job's state, and how much of its budgets is used
+<job dir>/.forge/state.json     the job's state, and how much of its budgets is used; see
+                                `job_state.py`
 <job dir>/.forge/code.json      the code of the first start; compared by `job_dir.py`
 <job dir>/.forge/lock           locked while processes of the job can be alive
 <job dir>/.forge/report.json    how the last attempt ended, from its supervisor
 <job dir>/.forge/verdict.json   why the last attempt ended, from the training process
 <job dir>/.forge/result.pkl     the return value or exception of main
+<job dir>/.forge/result.json    the return value of main, if JSON can represent it
 <job dir>/.forge/sick.json      the node that failed a health check; see `node_fault.py`
 <job dir>/.forge/hang/          during a suspected hang: reports and a query; see `hang_files.py`
 <job dir>/hangs/<n>/            the stacks of all ranks in a hang, and the rank that is behind
@@ -39,10 +41,9 @@ REPORT = "report.json"
 VERDICT = "verdict.json"
 HANG = "hang"
 RESULT = "result.pkl"
+RESULT_JSON = "result.json"
 CODE = "code.json"
 
-ENDED = ("failed", "stopped", "terminated")
-"""States of a job that has ended without finishing."""
 TOKEN = "FORGE_JOB_TOKEN"
 """Environment variable that marks every process of a job that one of forge's launchers started."""
 SAVE_WITHIN = "FORGE_SAVE_WITHIN_S"

@@ -47,7 +47,8 @@ class Ledger:
         """The last step that the previous attempt of this Run began."""
         folder = _folder(job_dir)
         make_directory(folder)
-        self._run = _run_in(checkpoint_dir or job_dir, job_dir)
+        self.run = _run_in(checkpoint_dir or job_dir, job_dir)
+        """Name of the Run: its checkpoint directory, relative to the job's if it is below it."""
         number = max(_numbers(folder), default=0) + 1
         while True:
             path = _attempt_file(job_dir, number)
@@ -61,7 +62,7 @@ class Ledger:
         # Background saves also write here, and submitit's signal handler, in this same thread.
         self._lock = threading.RLock()
         self._map_progress(job_dir)
-        self.write("run", checkpoints=self._run, pid=os.getpid(), owner=spawned.owner())
+        self.write("run", checkpoints=self.run, pid=os.getpid(), owner=spawned.owner())
 
     def write(self, kind: str, **values: Any) -> None:
         """Append one event; only a crash of the machine can tear it."""
@@ -108,7 +109,7 @@ class Ledger:
             records = _records(content)
             runs = [one and _share(job_dir, one.attempt).checkpoints for one in records]
             free = runs.index(None) if None in runs else len(runs)
-            index = runs.index(self._run) if self._run in runs else free
+            index = runs.index(self.run) if self.run in runs else free
             self._offset = index * _PROGRESS.size
             if index < len(records) and (previous := records[index]) is not None:
                 self.previous_step = previous.step
@@ -253,6 +254,15 @@ def _share(job_dir: Path | str, number: int) -> _Share:
     if event is None or event["kind"] != "run":
         return _Share(number)
     return _Share(number, event["checkpoints"], event["pid"], event["owner"])
+
+
+def attempt_files(job_dir: Path | str) -> list[tuple[int, Path]]:
+    """(number, path) of the ledger of each process that entered a Run, in order."""
+    folder = _folder(job_dir)
+    try:
+        return [(one, _attempt_file(job_dir, one)) for one in sorted(_numbers(folder))]
+    except FileNotFoundError:
+        return []
 
 
 def _folder(job_dir: Path | str) -> Path:

@@ -86,7 +86,7 @@ class JobPlan:
     cwd: str
     environment: dict[str, str]
     """Variables added to the environment of the wrapper."""
-    place: list[int]
+    inode: list[int]
     """Device and inode of the job's directory, to detect a copy; empty if it did not exist."""
     token: str
     """Marks the processes of this job, over all its starts."""
@@ -146,7 +146,7 @@ class EarlierPlan:
 
     overrides: list[str] | None = None
     environment: dict[str, str] = field(default_factory=dict)
-    place: list[int] = field(default_factory=list)
+    inode: list[int] = field(default_factory=list)
     token: str = ""
     program: str | None = None
     composed: str | None = None
@@ -159,15 +159,19 @@ class EarlierPlan:
 
 _KINDS: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("environment", "written"), dict),
-    **dict.fromkeys(("overrides", "place", "command"), list),
+    **dict.fromkeys(("overrides", "inode", "command"), list),
     **dict.fromkeys(("token", "program", "composed", "checkpoint_dir", "launch"), str),
     "timeout_s": (int, float),
 }
 """Expected JSON type of each field of an earlier plan; for another type the default is used."""
 
 
-_NEW_NAMES = {"lead_s": "warning_s"}
+_NEW_NAMES = {"lead_s": "warning_s", "place": "inode"}
 """Name of a field in earlier versions -> its name now."""
+
+
+def _with_new_names(content: dict[str, Any]) -> dict[str, Any]:
+    return {_NEW_NAMES.get(name, name): value for name, value in content.items()}
 
 
 def read(directory: Path) -> JobPlan:
@@ -201,7 +205,7 @@ def from_json(content: dict[str, Any], where: str) -> JobPlan:
     try:
         slurm, requeue, command = content.get("slurm"), content["requeue"], content.get("exec")
         requeue = removed.without({"requeue": requeue})[0]["requeue"]
-        content = {_NEW_NAMES.get(name, name): value for name, value in content.items()}
+        content = _with_new_names(content)
         rules = [RequeueRule(**rule) for rule in requeue["rules"]]
         typed = {
             "slurm": None if slurm is None else SlurmPlan(**slurm),
@@ -223,6 +227,6 @@ def from_json(content: dict[str, Any], where: str) -> JobPlan:
 
 def read_earlier(directory: Path) -> EarlierPlan:
     """The plan of an earlier start; missing or damaged fields have their default."""
-    content = read_json(forge_dir(directory) / PLAN) or {}
+    content = _with_new_names(read_json(forge_dir(directory) / PLAN) or {})
     known: dict[str, Any] = {k: v for k, v in content.items() if isinstance(v, _KINDS.get(k, ()))}
     return EarlierPlan(**known)

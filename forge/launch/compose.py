@@ -22,9 +22,9 @@ from forge.jobdir import code as job_code
 from forge.jobdir import identity, job_dir
 from forge.jobdir.job_files import STATE, forge_dir
 from forge.jobdir.plan import read_earlier
-from forge.launch import exec, payload, plan
+from forge.launch import exec, payload, planning
 from forge.launch.hydra_launcher import Request
-from forge.launch.plan import ComposedJob
+from forge.launch.planning import ComposedJob
 from forge.launch.sweep import JobPlace, SweepDir
 
 _SHOWN = 8
@@ -247,11 +247,11 @@ def _settle(job: ComposedJob, sweep_path: Path, *, may_refer: bool) -> None:
         hydra.sweep.subdir = job.place.subdir
         hydra.runtime.output_dir = str(job.directory)
     if frozen.is_frozen(job.directory):
-        if plan.has_begun(job.directory):
+        if planning.has_begun(job.directory):
             if not frozen.wants_change(cfg):
                 frozen.restore(cfg, job.directory)
             may_refer = True
-        elif not plan.is_finished(job.directory):
+        elif not planning.is_finished(job.directory):
             frozen.forget(job.directory)  # nothing was trained yet: use the new config
             job_code.forget(job.directory)
     if may_refer:

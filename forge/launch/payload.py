@@ -30,7 +30,7 @@ from forge.errors import ConfigError, MainCalled
 
 
 @dataclass(frozen=True)
-class _Reference:
+class _Reference:  # pickles of waiting jobs have this name
     """A function by name: the `depth`-th function inside the decorators of `module.qualname`."""
 
     module: str
@@ -46,7 +46,7 @@ class _Reference:
         return found  # type: ignore[no-any-return]
 
 
-def _refer_to(function: Callable[[Any], Any]) -> _Reference | Callable[[Any], Any]:
+def refer_to(function: Callable[[Any], Any]) -> _Reference | Callable[[Any], Any]:
     """A reference to the function if it can be imported by name, otherwise the function."""
     module = getattr(function, "__module__", None)
     qualname = getattr(function, "__qualname__", "")
@@ -97,7 +97,7 @@ class Shared:
     """The content shared by all jobs of a launch, pickled once."""
 
     def __init__(self, function: Callable[[Any], Any], context: Any) -> None:
-        reference = _refer_to(function)
+        reference = refer_to(function)
         common = {"function": reference, "context": context, "singletons": Singleton.get_state()}
         try:
             self.common, needs_main = _dump(common)

@@ -10,22 +10,24 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import CompactHydraException
 from omegaconf import OmegaConf
 
-from forge import errors
 from forge.compat import of_hydra
-from forge.errors import ExitCode, JobTraceback, Reason
+from forge.errors import ExitCode, JobError, JobTraceback, Reason
 from forge.filesystem.files import read_trusted
 from forge.hydra_app import frozen
 from forge.jobdir.job_files import RESULT, forge_dir, suffix
-from forge.launch import plan, tracebacks
-from forge.launch.plan import ComposedJob
+from forge.jobdir.job_state import State
+from forge.launch import planning, tracebacks
+from forge.launch.planning import ComposedJob
 from forge.launch.progress.observed import ObservedJob
-from forge.launch.progress.view import State
 
 
-class JobError(errors.JobError, CompactHydraException):
+class _CompactJobError(JobError, CompactHydraException):
     """Hydra prints only its text, since frames of the launcher do not explain the job's error."""
 
-    __module__ = errors.__name__  # for `except` and for pickles
+    __module__, __qualname__ = JobError.__module__, JobError.__qualname__  # as tracebacks name it
+
+
+_CompactJobError.__name__ = JobError.__name__
 
 
 def result_of(job: ComposedJob, queued: ObservedJob) -> JobReturn:
@@ -35,14 +37,14 @@ def result_of(job: ComposedJob, queued: ObservedJob) -> JobReturn:
     """
     result: JobReturn | None = None
     if queued.state is State.finished or queued.reason in (Reason.failed, Reason.code_changed):
-        result = _stored(job.directory, queued.rank)
+        result = stored(job.directory, queued.rank)
     if result is None:
         result = JobReturn(status=JobStatus.COMPLETED)
         if queued.state in (State.failed, State.stopped, State.terminated):
             text = f"job {job.place.number} ({job.label}): {queued.because}"
-            text += plan.last_output(job.directory, queued.rank)
+            text += planning.last_output(job.directory, queued.rank)
             result.status = JobStatus.FAILED
-            result.return_value = JobError(text, queued.code)
+            result.return_value = _CompactJobError(text, queued.code)
     result.overrides = frozen.overrides_of(job.config)
     if result.cfg is None:
         result.cfg = frozen.task_part(job.config)
@@ -52,7 +54,8 @@ def result_of(job: ComposedJob, queued: ObservedJob) -> JobReturn:
     return result
 
 
-def _stored(directory: Path, rank: int) -> JobReturn | None:
+def stored(directory: Path, rank: int) -> JobReturn | None:
+    """The result that a rank of a job has stored; None if there is none."""
     path = forge_dir(directory) / f"{RESULT}{suffix(rank)}"
     # The job imported our `__main__` under this name, as multiprocessing does.
     sys.modules.setdefault("__mp_main__", sys.modules["__main__"])
@@ -63,7 +66,7 @@ def _stored(directory: Path, rank: int) -> JobReturn | None:
     except Exception as error:  # noqa: BLE001 - unpickling runs the user's classes
         text = f"{path} cannot be read ({type(error).__name__}: {error})"
         result = JobReturn(status=JobStatus.FAILED)
-        result.return_value = JobError(text, int(ExitCode.IO_ERROR))
+        result.return_value = _CompactJobError(text, int(ExitCode.IO_ERROR))
         return result
     assert isinstance(found, JobReturn)
     if shown:

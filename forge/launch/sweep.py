@@ -67,7 +67,7 @@ class SweepDir:
         self._remember(self._read())  # no other launcher adds jobs from here on
 
     def _remember(self, known: list[JobPlace]) -> None:
-        self._known = known
+        self.known = known
         self._numbers = {place.number for place in known}
         self._by_key = {self.key(place.subdir): place for place in known}
         self._by_overrides: dict[tuple[str, ...], list[JobPlace]] = {}
@@ -111,7 +111,7 @@ class SweepDir:
         for index, place in enumerate(found):
             if place is None:
                 alike.setdefault(_of_the_user(jobs[index]), ([], []))[0].append(index)
-        for place in self._known:
+        for place in self.known:
             own = _of_the_user(place.overrides)
             if own in alike and place.number not in self._taken:
                 alike[own][1].append(place)
@@ -130,7 +130,7 @@ class SweepDir:
 
     def of_earlier_batches(self) -> list[JobPlace]:
         """The jobs that this process has already run; call it before `find` and `find_all`."""
-        return [place for place in self._known if place.number in self._taken]
+        return [place for place in self.known if place.number in self._taken]
 
     def owner(self, subdir: str) -> JobPlace | None:
         """The known job in this directory, however the path is spelled."""
@@ -142,7 +142,7 @@ class SweepDir:
 
     def add(self, places: list[JobPlace]) -> None:
         """Record new jobs, before they are started, so that a later start finds them."""
-        known = set(self._known)
+        known = set(self.known)
         new = [place for place in places if place not in known]
         if not new:
             return
@@ -151,4 +151,4 @@ class SweepDir:
             entry = {"number": place.number, "subdir": place.subdir, "overrides": place.overrides}
             text += json.dumps(entry) + "\n"
         append(self.index, text)
-        self._remember(self._known + new)
+        self._remember(self.known + new)

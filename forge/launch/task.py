@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import faulthandler
 import gc
+import json
 import os
 import signal
 import sys
@@ -22,7 +23,7 @@ from forge.compat import of_hydra
 from forge.errors import ExitCode, Reason, is_disk_full
 from forge.filesystem.files import exit_on_error, read_trusted, write_atomically
 from forge.jobdir import verdict
-from forge.jobdir.job_files import RESULT, TASK, forge_dir, suffix
+from forge.jobdir.job_files import RESULT, RESULT_JSON, TASK, forge_dir, suffix
 from forge.jobdir.plan import read
 from forge.jobdir.verdict import Verdict
 from forge.process import stacks
@@ -69,6 +70,7 @@ def _run(directory: Path) -> int:
         payload.import_main(plan.main)
     function, context, config = payload.load(read_trusted(forge_dir(directory) / TASK))
     _drop_removed_keys(config)
+    _set_directory(config, directory)
     if suffix():
         _leave_files_to_rank_0(config)
     setup_globals()
@@ -114,6 +116,22 @@ def _drop_removed_keys(config: Any) -> None:
         removed.notify(names)
 
 
+def _set_directory(config: Any, directory: Path) -> None:
+    """Point Hydra to the job's directory, which can have been moved since the launch."""
+    from omegaconf import open_dict, read_write
+
+    own = config.hydra
+    before = Path(str(own.runtime.output_dir))
+    if before == directory:
+        return
+    sweep = Path(str(own.sweep.dir))
+    subdir = before.relative_to(sweep) if before.is_relative_to(sweep) else Path(directory.name)
+    parents = len(subdir.parts)
+    with read_write(own), open_dict(own):
+        own.runtime.output_dir = str(directory)
+        own.sweep.dir = str(directory.parents[parents - 1])
+
+
 def _leave_files_to_rank_0(config: Any) -> None:
     """Only rank 0 writes `.hydra`; each other rank logs to its own file."""
     from omegaconf import open_dict, read_write
@@ -150,14 +168,14 @@ def _listen_early(
         if action in ("stop", "requeue"):
             code = ExitCode.REQUEUE if action == "requeue" else 128 + number
 
-            def leave(number: int, frame: FrameType | None, code: int = int(code)) -> None:
+            def exit_early(number: int, frame: FrameType | None, code: int = int(code)) -> None:
                 if announcement.put_off(number):
                     return
                 for other in actions:  # a repeated signal would kill the exiting interpreter
                     signal.signal(signal.Signals[f"SIG{other}"], signal.SIG_IGN)
                 end(code)
 
-            signal.signal(number, leave)
+            signal.signal(number, exit_early)
         elif action == "save":
             signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
@@ -187,6 +205,7 @@ def _log_error(error: BaseException, directory: Path) -> None:
 def _store(result: Any, shown: tuple[Any, str] | None, directory: Path) -> None:
     """Store the result for the launcher; the traceback separately, as pickles omit it."""
     import cloudpickle
+    from hydra.core.utils import JobStatus
 
     try:
         data = cloudpickle.dumps((result, shown))
@@ -201,7 +220,21 @@ def _store(result: Any, shown: tuple[Any, str] | None, directory: Path) -> None:
                 f" sweeper ({type(error).__name__}: {error}); the sweeper gets None\n"
             )
         data = cloudpickle.dumps((result, shown))
+    if result.status is JobStatus.COMPLETED and not suffix():
+        _store_as_json(result.return_value, directory)
     write_atomically(forge_dir(directory) / f"{RESULT}{suffix()}", data, is_synced=True)
+
+
+def _store_as_json(value: Any, directory: Path) -> None:
+    """Store a number, a text, or lists and mappings of them for `forge collect`.
+
+    The pickle cannot be read there: it needs the user's code, and would execute it.
+    """
+    try:
+        text = json.dumps({"value": value}, default=float)  # numbers of numpy and torch
+    except (TypeError, ValueError, RuntimeError):
+        return
+    write_atomically(forge_dir(directory) / RESULT_JSON, text)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from forge.compat import of_stdlib
@@ -152,6 +153,23 @@ def drain(reader: int) -> bytes:
         return os.read(reader, 512)
     except BlockingIOError:
         return b""
+
+
+@contextmanager
+def block_signals() -> Iterator[None]:
+    """Processes that are started inside this block do not receive TERM, INT, HUP, USR1 and USR2.
+
+    Slurm signals every process of a step. Start helper programs that must survive such a signal
+    (`subprocess`, multiprocessing with `spawn`, a logger's service) inside this block; forge ends
+    them when the job stops. Children of `os.fork` and of multiprocessing with `fork` do not need
+    it, since forge handles their signals.
+    """
+    stopping = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, stopping)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def fork() -> int:

@@ -21,9 +21,12 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from forge import messages
-from forge.jobdir.plan import JobPlan
+
+if TYPE_CHECKING:
+    from forge.jobdir.plan import JobPlan
 
 END_TIME = "FORGE_END_TIME"
 """Environment variable of the job's wrapper: Unix time at which the job will be killed."""
@@ -137,26 +140,29 @@ class TimeLimit:
         """Whether the announcing signal, due `due_s` before the end, would be early now."""
         return self._moved is not None and is_early(self.left_s - due_s)
 
-    def leave(self) -> None:
+    @property
+    def is_set(self) -> bool:
+        """Whether there is an end time."""
+        return self._end != math.inf
+
+    def begin_interval(self) -> None:
         """Start the interval again: the code since the last point could be interrupted."""
         self._since = self._clock()
 
-    def arrive(self) -> None:
+    def end_interval(self) -> None:
         """Record a point at which the run can stop."""
-        now = self._clock()
-        if self._since is not None:
+        if self._since is not None and self.is_set:
+            now = self._clock()
             self._ways.add(now - self._since)
             self._since = now
 
     def allows_step(self, save_s: float) -> bool:
-        """Whether there is time for another step, which begins now. The first is always allowed.
+        """Whether there is time for another step. The first is always allowed.
 
         So even a job whose limit is shorter than a step does one step in each attempt, unless it
         is killed before; the wrapper decides whether to start it again.
         """
-        is_first = self._since is None
-        self._since = self._clock()
-        return is_first or not self.is_near(save_s)
+        return self._since is None or not self.is_near(save_s)
 
 
 def is_early(early_s: float) -> bool:

@@ -27,6 +27,7 @@ from forge.jobdir import ledger, verdict
 from forge.jobdir.job_files import TOKEN
 from forge.process import processes
 from forge.process.announcement import Announcement
+from forge.process.processes import block_signals as block_signals
 from forge.shutdown import interpreter_exit
 from forge.shutdown.signal_handler import ShutdownHandler
 
@@ -71,6 +72,8 @@ class _State:
         self.job: Path | None = None
         """The directory of the job, if its main can train in child processes; otherwise None."""
         self.requeuer: Requeuer | None = None
+        self.has_own_requeuer = False
+        """Whether the requeuer is that of `use_requeuer`."""
         self.last_code: int | None = None
         """The exit code from the last act; None before it."""
         self.acting = threading.Lock()
@@ -140,6 +143,7 @@ def is_stopping() -> bool:
 def uninstall() -> None:
     """Restore the handlers from before forge, and forget a stop in progress."""
     _state.is_leaving, _state.requeuer, _state.last_code = False, None, None
+    _state.has_own_requeuer = False
     if _state.handler is not None:
         _state.handler.unregister()
         _state.handler = None
@@ -166,8 +170,15 @@ def offer_requeuer(find: Callable[[Policy, Path], Requeuer | None]) -> None:
     _find_requeuer[:] = [find]
 
 
+def use_requeuer(requeuer: Requeuer) -> None:
+    """Let `requeuer` act last in this process, in place of those that a Run would find."""
+    _state.requeuer, _state.has_own_requeuer = requeuer, True
+
+
 def requeuer(policy: Policy, job: Path) -> Requeuer | None:
     """The `Requeuer` of this process's job, which a stop calls last; None if there is none."""
+    if _state.has_own_requeuer:
+        return _state.requeuer
     _state.requeuer = _find_requeuer[0](policy, job) if _find_requeuer else None
     return _state.requeuer
 
@@ -343,20 +354,3 @@ def _at_exit() -> None:
         for number in _state.handler.actions:
             signal.signal(number, signal.SIG_IGN)
         interpreter_exit.fast_exit()
-
-
-@contextmanager
-def block_signals() -> Iterator[None]:
-    """Processes that are started inside this block do not receive TERM, INT, HUP, USR1 and USR2.
-
-    Slurm signals every process of a step. Start helper programs that must survive such a signal
-    (`subprocess`, multiprocessing with `spawn`, a logger's service) inside this block; forge ends
-    them when the job stops. Children of `os.fork` and of multiprocessing with `fork` do not need
-    it, since forge handles their signals.
-    """
-    stopping = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, stopping)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

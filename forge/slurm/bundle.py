@@ -17,16 +17,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from forge.filesystem.files import make_trusted_directory, open_trusted
+from forge.jobdir import job_state
 from forge.jobdir.job_files import (
     CODE,
     STATE,
     TASK,
     forge_dir,
     is_busy,
-    read_json,
     write_atomically,
     write_json,
 )
+from forge.jobdir.job_state import State
 from forge.jobdir.plan import JobPlan, from_json, read_earlier
 
 _SUFFIX = ".bundle"
@@ -66,6 +67,19 @@ def write(
     write_atomically(path, b"".join([head, *parts]), is_synced=True)
 
 
+def write_unpacked(path: Path, directories: list[Path]) -> None:
+    """Write a bundle of jobs that are unpacked already: their plans name this bundle.
+
+    Args:
+        path: One of `paths`.
+        directories: The directories of the jobs.
+    """
+    entries = [[str(directory), 0, 0, 0] for directory in directories]
+    content = {"common": 0, "jobs": entries, "code": {}}
+    make_trusted_directory(path.parent)
+    write_atomically(path, json.dumps(content).encode() + b"\n", is_synced=True)
+
+
 def read_plan(path: Path, number: int) -> JobPlan:
     """A job's plan."""
     with os.fdopen(open_trusted(path), "rb") as file:
@@ -96,8 +110,9 @@ def unpack(path: Path, number: int) -> Path:
         plan = from_json(json.loads(file.read(plan_size)), str(path))
         config = file.read(config_size)
     make_trusted_directory(forge_dir(directory))
-    state = read_json(forge_dir(directory) / STATE) or {}
-    if state.get("state") != "finished" and "unrequeued" not in state:
+    state = job_state.read(directory)
+    is_kept = state is not None and (state.state is State.finished or "unrequeued" in state.backend)
+    if not is_kept:
         (forge_dir(directory) / STATE).unlink(missing_ok=True)
     if not (forge_dir(directory) / CODE).exists():  # the first start notes it
         write_json(forge_dir(directory) / CODE, head["code"])

@@ -8,7 +8,6 @@ Source: scontrol(1); the table of `why` was measured on Slurm 22.05.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import random
@@ -21,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forge.errors import NoAnswer, NoSuchJob, NotRequeueable, SlurmRefused
+from forge.process import processes
 from forge.slurm.job_info import JobInfo, Why
 
 _CALL_S = 10.0
@@ -171,7 +171,8 @@ def steps(job: str, within_s: float) -> list[str]:
     """The running steps of a job, `<job>.<number>`. Raises SlurmRefused."""
     form = ["--noheader", "--steps", f"--jobs={job}", "--format=%i"]
     try:
-        return _ask("squeue", *form, within_s=within_s).split()
+        with processes.block_signals():
+            return _ask("squeue", *form, within_s=within_s).split()
     except SlurmRefused as error:
         if "Invalid job id" in str(error):
             return []  # the job is gone, and its steps with it
@@ -237,6 +238,11 @@ def can_submit() -> bool:
     return shutil.which("sbatch") is not None
 
 
+def scontrol() -> str | None:
+    """Path of scontrol; None if it is not on PATH, as in many containers."""
+    return shutil.which("scontrol")
+
+
 def submit(script: Path, *options: str, tell: Callable[[str], None] = lambda text: None) -> str:
     """Submit a batch script; returns the number of the job, or of the array.
 
@@ -289,9 +295,12 @@ def _run_telling(
 
 
 def cancel(job: str) -> None:
-    """Cancel a pending or running job; nothing happens to a job that has ended."""
-    with contextlib.suppress(SlurmRefused):
-        _ask("scancel", job)
+    """Cancel a pending or running job.
+
+    Raises:
+        SlurmRefused: If Slurm does not answer, or does not know the job any more.
+    """
+    _ask("scancel", job)
 
 
 @dataclass(frozen=True)
@@ -320,16 +329,24 @@ _ALIVE = (
 _JOB_LINE = re.compile(r"(\d+(?:_\S+?)?)\|([A-Z_]+)\|([^|]*)\|(.*)")
 
 
-def queue() -> dict[str, Queued]:
+def queue(within_s: float = 6 * _CALL_S) -> dict[str, Queued]:
     """All of this user's jobs that the controller remembers, by number or `<array>_<task>`.
 
+    Args:
+        within_s: Timeout in seconds.
     Raises:
         SlurmRefused: If squeue does not answer.
     """
     user = f"--user={os.getuid()}"
     found = {}
     for line in _ask(
-        "squeue", user, "--noheader", "--array", "--states=all", "--format=%i|%T|%r|%o"
+        "squeue",
+        user,
+        "--noheader",
+        "--array",
+        "--states=all",
+        "--format=%i|%T|%r|%o",
+        within_s=within_s,
     ).splitlines():
         # %o is the script with its arguments; those of other jobs can contain newlines, anything.
         if match := _JOB_LINE.fullmatch(line.strip()):
@@ -415,7 +432,8 @@ def _scontrol(arguments: list[str], within_s: float, settled: Sequence[str] = ()
     pause_s, said = _FIRST_PAUSE_S, ""
     while (left_s := deadline - time.monotonic()) > 0:
         try:
-            done = _run(["scontrol", *arguments], min(_CALL_S, left_s))
+            with processes.block_signals():  # Slurm signals all processes of the job together
+                done = _run(["scontrol", *arguments], min(_CALL_S, left_s))
         except subprocess.TimeoutExpired:
             said = f"no answer within {min(_CALL_S, left_s):.1f} s"
         except OSError as error:

@@ -12,6 +12,8 @@ import time
 from dataclasses import dataclass
 from enum import Enum
 
+from forge.errors import Reason
+
 
 class Why(Enum):
     """Why a job is being stopped."""
@@ -23,6 +25,17 @@ class Why(Enum):
     script_killed = "its batch script was killed"
     unknown = "unknown"
     """Slurm gives no reason: somebody sent the signal by hand."""
+
+
+IMPOSED = {
+    Why.cancelled: Reason.cancelled,
+    Why.preempted: Reason.preempted,
+    Why.requeued: Reason.preempted,
+    Why.time_limit: Reason.time_limit,
+}
+"""Why Slurm stops a job -> the reason why its attempt ended."""
+FINAL = (Reason.halted, Reason.unhealthy, Reason.in_use, Reason.bad_config)
+"""Reasons of a task's own, after which another start would end alike, whatever Slurm does."""
 
 
 @dataclass(frozen=True)

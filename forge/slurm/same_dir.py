@@ -15,8 +15,8 @@ from pathlib import Path
 
 from forge import messages
 from forge.errors import Untrusted
-from forge.jobdir import job_dir
-from forge.jobdir.job_files import STATE, forge_dir, read_json
+from forge.jobdir import job_dir, job_state
+from forge.jobdir.job_files import forge_dir
 from forge.slurm import client
 
 
@@ -34,12 +34,12 @@ def of_start_before(written: str) -> str | None:
     if "${" not in written:
         return None
     pattern = "*".join(glob.escape(part) for part in re.split(r"\$\{[^}]*\}", written))
-    own = [client.own_job(os.environ), sys.argv[1:]]
+    own = client.own_job(os.environ), sys.argv[1:]
     found = [Path(one) for one in glob.glob(pattern) if forge_dir(one).is_dir()]
     for path in sorted(found, key=_age, reverse=True):
         with contextlib.suppress(Untrusted):
-            content = read_json(forge_dir(path) / STATE) or {}
-            if [content.get("job"), content.get("argv")] == own:
+            state = job_state.read(path)
+            if state is not None and (state.job, state.argv) == own:
                 messages.say(
                     f"Slurm has started this job again. It continues in its directory, {path}"
                 )

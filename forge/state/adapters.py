@@ -91,7 +91,7 @@ def stateful(one: Any) -> Any:
     return one
 
 
-def asked(name: str, one: Any) -> Any:
+def read_state(name: str, one: Any) -> Any:
     """The state of an object, read for the first time.
 
     Raises:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from forge.checkpoint.format.outline import UNKNOWN
+from forge.checkpoint.load.outline import UNKNOWN
 from forge.compat import of_torch
 from forge.state.module_state import describe, own_ways
 

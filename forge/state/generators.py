@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from forge.checkpoint.format.outline import is_here
+from forge.checkpoint.format.tensor_encoding import is_here
 from forge.errors import CheckpointError, DamagedCheckpoint, StateMismatch
 
 _MAX_POOL = 1 << 10

@@ -63,7 +63,7 @@ class StateRegistry:
         self.optimizers = [o for o in self.objects.values() if isinstance(o, torch.optim.Optimizer)]
         """The registered optimizers."""
 
-    def holds(self, one: object) -> bool:
+    def has(self, one: object) -> bool:
         """Whether this very object is registered."""
         return any(known is adapters.unwrapped(one) for known in self.objects.values())
 
@@ -78,7 +78,7 @@ class StateRegistry:
                 yield from one.named_parameters(prefix=name, remove_duplicate=False)
         for name, one in self.objects.items():
             if isinstance(one, torch.optim.Optimizer):
-                for place, parameter in stray_parameters.placed(one):
+                for place, parameter in stray_parameters.with_paths(one):
                     yield f"{name}.{place}", parameter
 
     def _modules(self) -> Iterator[tuple[str, torch.nn.Module]]:
@@ -137,25 +137,25 @@ class StateRegistry:
             "grads": {name: p.grad for name, p in self.parameters() if p.grad is not None},
         }
 
-    def ask(self) -> dict[str, Any]:
+    def read_states(self) -> dict[str, Any]:
         """Read every object's state before the first step.
 
         Raises:
             ConfigError: If an object raises; names it.
         """
-        return {name: adapters.asked(name, one) for name, one in self.objects.items()}
+        return {name: adapters.read_state(name, one) for name, one in self.objects.items()}
 
     def check_savable(self, states: dict[str, Any] | None = None) -> None:
         """Warn of values missing in a captured state; from now on objects must stay as built.
 
         Args:
-            states: The result of `ask`.
+            states: The result of `read_states`.
         Raises:
             CheckpointError: If something cannot be saved; names it.
         """
         for path, module in self._modules():
             module_state.check_kind(path, module)
-        states = self.ask() if states is None else states
+        states = self.read_states() if states is None else states
         self._built = structure.built(self.objects, states)
         self._groups = {
             self.name_of(one): (one, [list(group["params"]) for group in one.param_groups])
@@ -313,7 +313,7 @@ class StateRegistry:
             yield from structure.tied_differences(self._as_built(), saved)
 
     def _as_built(self) -> Structure:
-        return self._built or structure.built(self.objects, self.ask())
+        return self._built or structure.built(self.objects, self.read_states())
 
     def _buffers_of(
         self, name: str, one: torch.nn.Module, saved: dict[str, Any]

@@ -24,7 +24,7 @@ Values = dict[str, dict[str, Any]]
 """By the name of an optimizer: position in it -> tensor."""
 
 
-def placed(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.nn.Parameter]]:
+def with_paths(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.nn.Parameter]]:
     """An optimizer's parameters, and their positions in it."""
     for group, settings in enumerate(optimizer.param_groups):
         for i, parameter in enumerate(settings["params"]):
@@ -61,12 +61,12 @@ def capture(objects: Mapping[str, Any], states: Mapping[str, Any]) -> Values:
     }
     found: Values = {}
     for name, optimizer in _optimizers(objects):
-        for place, parameter in placed(optimizer):
+        for path, parameter in with_paths(optimizer):
             is_trained = parameter.requires_grad or parameter in optimizer.state
             if id(parameter) in in_modules and not (is_trained and _is_plain(parameter)):
                 continue
             if not (_is_plain(parameter) and _memory(parameter) in saved):
-                found.setdefault(name, {})[place] = parameter.detach()
+                found.setdefault(name, {})[path] = parameter.detach()
     return found
 
 
@@ -91,8 +91,8 @@ def nowhere(objects: Mapping[str, Any], states: Mapping[str, Any]) -> Iterator[s
     }
     for name, optimizer in optimizers.items():
         found = [
-            place
-            for place, parameter in placed(optimizer)
+            path
+            for path, parameter in with_paths(optimizer)
             if id(parameter) not in in_modules
             and not (_is_plain(parameter) and _memory(parameter) in saved)
         ]
@@ -115,9 +115,9 @@ def differences(
     for name, optimizer in _optimizers(objects):
         values = saved.get(name, {})
         live = {
-            place: parameter.detach()
-            for place, parameter in placed(optimizer)
-            if place in values or (is_whole and id(parameter) not in in_modules)
+            path: parameter.detach()
+            for path, parameter in with_paths(optimizer)
+            if path in values or (is_whole and id(parameter) not in in_modules)
         }
         yield from module_state.differences(name, live, values)
 
@@ -128,9 +128,9 @@ def in_place_targets(
     """Saved values, and the parameters that they are loaded into."""
     for name, optimizer in _optimizers(objects):
         values = saved.get(name, {})
-        for place, parameter in placed(optimizer):
-            if place in values:
-                yield values[place], parameter.detach()
+        for path, parameter in with_paths(optimizer):
+            if path in values:
+                yield values[path], parameter.detach()
 
 
 def load(objects: Mapping[str, Any], saved: Values) -> None:

@@ -110,7 +110,7 @@ def _named(
                         yield f"{name}.{full}", tensor
     for name, one in objects.items():
         if isinstance(one, torch.optim.Optimizer):
-            for place, parameter in stray_parameters.placed(one):
+            for place, parameter in stray_parameters.with_paths(one):
                 if id(parameter) not in in_modules:
                     yield f"{name}.{place}", parameter
 

@@ -125,7 +125,7 @@ class _Reader:
         if depth < _DEPTH and id(value) in self._named:
             return  # reported under its own name
         self._read.add(id(value))
-        if id(value) not in self._known and (_is_one(value) or _asked(value) is not None):
+        if id(value) not in self._known and (_is_one(value) or _reported_state(value) is not None):
             yield path, value
         if isinstance(value, types.FunctionType):
             for name, one in _defaults(value).items():
@@ -191,7 +191,7 @@ _CACHE = type(functools.cache(len))
 _CALLABLE = (types.FunctionType, types.MethodType, torch.nn.Module)
 
 
-def _asked(value: Any) -> Any:
+def _reported_state(value: Any) -> Any:
     """The state that the object reports; None if it has none."""
     if isinstance(value, type) or not hasattr(value, "state_dict"):
         return None
@@ -256,7 +256,7 @@ def _feed(add: Callable[[bytes], None], value: Any, above: set[int]) -> None:
         return
     above = above | {id(value)}
     if isinstance(value, torch.Tensor):
-        for part in tensor_encoding.parts(value.detach()):
+        for part in tensor_encoding.strided(value.detach()):
             _feed_array(add, part.reshape(-1), tuple(part.shape))
     elif isinstance(value, np.ndarray | np.generic):
         flat = np.asarray(value).reshape(-1)
@@ -286,7 +286,7 @@ def _feed(add: Callable[[bytes], None], value: Any, above: set[int]) -> None:
             _feed(add, dict(value.gi_frame.f_locals), above)
     elif hasattr(type(value), "__next__"):
         _feed(add, _place_of(value), above)
-    elif not isinstance(value, type) and (asked := _asked(value)) is not None:
+    elif not isinstance(value, type) and (asked := _reported_state(value)) is not None:
         _feed(add, asked, above)
     elif len(above) < 2 * _DEPTH and not isinstance(value, _NO_STATE):
         _feed(add, _attributes(value), above)

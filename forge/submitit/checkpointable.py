@@ -6,11 +6,11 @@
 submitit alone ignores SIGTERM, Slurm's notice of a preemption; it saves inside a signal handler,
 and requeues cancelled jobs. forge's handlers replace submitit's:
 
-    signal ─► flag ─► the loop's next step boundary saves and exits
-                                                        ▼
-    main thread: callbacks, children ─► asks Slurm why ─► budgets ─► requeues, or raises JobError
-                └─ if the main thread hangs: `MARGIN_S` before the forced exit, a thread requeues
-                   the job from its last checkpoint; without a checkpoint the job fails
+    signal ─► flag ─► the loop's next step boundary saves; callbacks, children
+                                            ▼
+    last act: asks Slurm why ─► budgets ─► requeues, or `job.result()` raises JobError
+        └─ if the main thread hangs until the forced exit, the thread of the signals requeues the
+           job from its last checkpoint; without a checkpoint the job fails
 
 The counts for the budgets are in `<directory>/.forge/state.json`. submitit's own pickle is never
 rewritten, so that a kill cannot leave a job without it.
@@ -28,24 +28,23 @@ import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, TypeGuard
 
 from forge import messages
 from forge.config import loading, removed
 from forge.config.schema import Policy, SignalAction
-from forge.errors import AlreadyRequeued, Exit, ExitCode, JobError, NoSuchJob, Reason, SlurmError
+from forge.errors import Exit, ExitCode, JobError, Reason
 from forge.filesystem.files import make_directory
 from forge.filesystem.foreign import foreign
-from forge.job.record import Record
-from forge.job.requeue import Decision, Ending, decide_restart
-from forge.jobdir import job_dir, ledger
+from forge.job.ending import Ending
+from forge.jobdir import job_dir
 from forge.jobdir.job_files import RANK, RANKS, forge_dir
-from forge.jobdir.plan import RequeueLimits
+from forge.jobdir.job_state import JobState, State
 from forge.process import processes
 from forge.shutdown import stopping
-from forge.slurm.own_job import ASK_S
+from forge.slurm.batch_job import ASK_S
 from forge.submitit import backends
-from forge.submitit.backends import Backend
+from forge.submitit.backends import SubmittedTask
 
 MARGIN_S = 10.0
 """Seconds before the forced exit, for requeueing a job whose main thread does not return."""
@@ -54,8 +53,6 @@ _BEGIN_LOOK_S = 1.0
 """Seconds between two checks by another rank whether rank 0 has begun."""
 _RAISED_S = 5.0
 """Seconds for another rank to store its exception."""
-_ENDED = ("stopped", "given up", "failed")
-"""States of a job that is not started again."""
 
 
 class Checkpointable:
@@ -70,8 +67,8 @@ class Checkpointable:
     At the signal of a preemption or the time limit, the job saves at the next step boundary and is
     requeued; its result has the same bits as without the interruption. If the main thread reaches
     no boundary in time (a hanging collective, a loop without `run.steps`), nothing can be saved:
-    shortly before `shutdown.timeout_s` has passed since the signal, forge requeues the job, to
-    resume from its last good checkpoint. This counts towards `requeue.max_failures`. A job without
+    once `shutdown.timeout_s` has passed since the signal, forge requeues the job, to resume from
+    its last good checkpoint. This counts towards `requeue.max_failures`. A job without
     a checkpoint fails.
 
     A job can have several tasks, the ranks of one training: each calls `task`, with torchrun's
@@ -113,17 +110,17 @@ class Checkpointable:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the task; outside a submitit job, just call it."""
-        backend = backends.current()
-        if backend is None:
+        submitted = backends.submitted_task()
+        if submitted is None:
             return self.task(*args, **kwargs)
-        directory = Path(self.directory.replace("%j", backend.job))
-        if self._is_in_folder:
-            directory = backend.folder / directory
-        if backend.size > 1:
-            names = {RANK: str(backend.rank), RANKS: str(backend.size)}
-            os.environ.update(names | backend.world().variables())
-        attempt = _Attempt(self.policy, directory.absolute(), backend)
-        return (attempt.follow if backend.rank else attempt.run)(self.task, args, kwargs)
+        rank, size = submitted.rank, submitted.size
+        if size > 1:
+            names = {RANK: str(rank), RANKS: str(size)}
+            os.environ.update(names | submitted.world.variables())
+        directory = Path(self.directory.replace("%j", submitted.job))
+        directory = submitted.folder / directory if self._is_in_folder else directory
+        attempt = _Attempt(self.policy, submitted, directory.absolute())
+        return (attempt.follow if rank else attempt.run)(self.task, args, kwargs)
 
     def checkpoint(self, *args: Any, **kwargs: Any) -> Any:
         """Called by submitit when it requeues the job, not by you.
@@ -150,117 +147,79 @@ class Checkpointable:
 # -- one start ---------------------------------------------------------------------------------
 
 
+def _has_failed(state: JobState | None) -> TypeGuard[JobState]:
+    """Whether rank 0 has ended the job."""
+    return state is not None and state.state in (State.stopped, State.failed)
+
+
 class _Attempt:
     """One start of a job: handles signals, runs the task, decides on a restart."""
 
-    def __init__(self, policy: Policy, directory: Path, backend: Backend) -> None:
+    def __init__(self, policy: Policy, task: SubmittedTask, directory: Path) -> None:
         # First of all: until here submitit's handlers ignore SIGTERM.
-        name = backend.own_signal.name.removeprefix("SIG")
+        name = task.own_signal.name.removeprefix("SIG")
         policy.signal.actions.setdefault(name, SignalAction.requeue)
         self._handler = stopping.install(policy, forge_dir(directory))
         stopping.allow(3 * ASK_S + MARGIN_S)
-        job_dir.place(directory, backend.command)
+        self._task = task
+        self._backend = backends.backend_of(task, directory, policy)
+        self._job = self._backend.job
+        job_dir.set_directory(directory, self.command)
         stopping.has_job(directory)
-        self._policy = policy
-        self._directory = directory
-        self._backend = backend
-        self._record = Record(directory, backend.job, backend.start)
         self._has_left = threading.Event()
-        self._decider = threading.Lock()
-        """Held by the thread that decides whether the job is restarted."""
+
+    @property
+    def command(self) -> str:
+        """The shell line that resumes the job."""
+        return self._backend.command
+
+    # -- rank 0 --------------------------------------------------------------------------------
 
     def run(self, task: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Returns the value of the task; otherwise raises, or exits for a restart."""
+        self._warn_of_others()
+        self._task.remove_result()
+        self._begin()
+        stopping.use_requeuer(self)
+        failure: BaseException | None = None
         value: Any = None
-        refusal: JobError | None = None
         try:
-            refusal = self._begin()
-            if refusal is None:
-                value = self._call(task, args, kwargs)
+            value = task(*args, **kwargs)
         except SystemExit as error:
-            failure: BaseException | None = error if error.code not in (None, 0) else None
+            failure = error if error.code not in (None, 0) else None
         except Exception as error:  # noqa: BLE001 - raised again, unless a rule says otherwise
             failure = error
-        else:
-            failure = None
-        if refusal is not None:
-            raise refusal
+        # No interruption from here on, while a result is stored or the job is requeued.
+        stopping.hold_interrupts(is_held=True)
         if failure is None:
-            self._record.write("finished")
+            self._backend.finish()
+            self._handler.cancel_forced_exit()
             return value
         following = self._what_follows(failure)
         if following is failure:
             raise failure
         raise following from None
 
-    def follow(self, task: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Run the task on another rank than 0; rank 0 decides how all ranks end."""
-        self._backend.result.unlink(missing_ok=True)
-        threading.Thread(target=self._watch_rank_0, name="forge-rank-0", daemon=True).start()
-        try:
-            return task(*args, **kwargs)
-        except SystemExit:
-            until = time.monotonic() + MARGIN_S
-            while self._record.of_this_start() in ("", "running") and time.monotonic() < until:
-                time.sleep(_LOOK_S)
-            if self._record.of_this_start() in _ENDED:
-                said = self._record.content
-                raise JobError(said["because"], said["code"]) from None
-            raise
-        finally:
-            self._has_left.set()
-
-    def _watch_rank_0(self) -> None:
-        """Wait until rank 0 has begun; exit if it refuses to, since rendezvous would time out."""
-        while not (self._record.of_this_start() or self._has_left.wait(_BEGIN_LOOK_S)):
-            pass
-        if self._record.of_this_start() in _ENDED and not self._has_left.is_set():
-            self._backend.store_error(self._record.content["because"])
-            os._exit(self._record.content["code"] or 1)
-
-    def _call(self, task: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        threading.Thread(target=self._watch, name="forge-deadline", daemon=True).start()
-        try:
-            return task(*args, **kwargs)
-        finally:
-            # No interruption from here on, while a result is stored or the job is requeued.
-            stopping.hold_interrupts(is_held=True)
-            self._has_left.set()
-            self._decider.acquire()  # blocks forever if the other thread is ending this process
-
-    # -- the job's own record ------------------------------------------------------------------
-
-    def _begin(self) -> JobError | None:
-        """Take over the counts; returns an error if the job must not be started again."""
-        self._warn_of_others()
-        make_directory(forge_dir(self._directory))
-        # The result of an earlier start is stale. submitit also fails if a kill while it stored a
-        # result left a temporary file.
-        result = self._backend.result
-        for path in (result, result.with_suffix(f"{result.suffix}.save_tmp")):
-            path.unlink(missing_ok=True)
-        state, found = self._record.read(), self._record.content
-        if state in ("running", "requeued", "given up"):
-            self._record.take_over()
-        else:
-            self._record.counts.best_step = self._saved_step()
-        if state == "given up":
-            self._record.write(state, found["because"], found["code"])
-            return JobError(found["because"], found["code"])
-        if state == "running":
-            decision = self._decide(Ending.of(-signal.SIGKILL))
+    def _begin(self) -> None:
+        """Take over the budgets. Raises JobError if the job must not be started again."""
+        make_directory(forge_dir(self._job.directory))
+        before = self._backend.take_over()
+        if before is not None and before.ends_next_start:
+            raise self._error(before.because, self._job.repeat_end(before))
+        if before is not None and before.state is State.running:
+            killed = Ending.of(-signal.SIGKILL)
+            decision = self._backend.decide(killed)
             if not decision.starts_again:
                 because = (
                     "an earlier start did not record its end, which counts as a kill:"
                     f" {decision.because}"
                 )
-                return self._give_up(because, 128 + signal.SIGKILL)
-        self._record.write("running")
-        return None
+                raise self._error(because, self._job.end(killed, because))
+        self._backend.note_start(before)
 
     def _warn_of_others(self) -> None:
         """Only warn: submitit has already executed the files in its folder."""
-        for path in (self._backend.folder, self._backend.submitted):
+        for path in (self._task.folder, self._task.submitted):
             found = foreign(path)
             if found:
                 messages.warn(
@@ -270,116 +229,102 @@ class _Attempt:
                 )
                 return
 
-    def _saved_step(self) -> int:
-        """The last saved step of all Runs of the job; -1 before the first checkpoint."""
-        return ledger.saved_steps(self._directory, self._policy.checkpoint.dir)
+    # -- other ranks ---------------------------------------------------------------------------
 
-    # -- deciding ------------------------------------------------------------------------------
+    def follow(self, task: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run the task on another rank than 0; rank 0 decides how all ranks end."""
+        self._task.remove_result()
+        threading.Thread(target=self._watch_rank_0, name="forge-rank-0", daemon=True).start()
+        try:
+            return task(*args, **kwargs)
+        except SystemExit:
+            until = time.monotonic() + MARGIN_S
+            while (state := self._backend.of_this_start()) is None or not state.is_decided:
+                if time.monotonic() > until:
+                    break
+                time.sleep(_LOOK_S)
+            if _has_failed(state):
+                raise JobError(state.because, state.exit_code) from None
+            raise
+        finally:
+            self._has_left.set()
+
+    def _watch_rank_0(self) -> None:
+        """Wait until rank 0 has begun; exit if it refuses to, since rendezvous would time out."""
+        while (state := self._backend.of_this_start()) is None:
+            if self._has_left.wait(_BEGIN_LOOK_S):
+                return
+        if _has_failed(state) and not self._has_left.is_set():
+            self._task.store_error(state.because)
+            os._exit(state.exit_code)
+
+    # -- the last act --------------------------------------------------------------------------
 
     def _what_follows(self, failure: BaseException) -> BaseException:
         """Requeue if that is due; returns the exception with which this process ends."""
         received = self._handler.signal_received
-        is_stop = received is not None
         if isinstance(failure, SystemExit):
             code = failure.code if isinstance(failure.code, int) else 1
             text = failure.text if isinstance(failure, Exit) else f"sys.exit({failure.code!r})"
-            said = failure.reason if isinstance(failure, Exit) else None
-            is_stop = code in (ExitCode.REQUEUE, None if received is None else 128 + received)
+            ending = Ending.of(code, failure.reason if isinstance(failure, Exit) else None)
         else:
-            # After a signal: it killed a helper process first, or caused the error.
-            code = self._handler.exit_code if is_stop else 1
-            text, said = f"{type(failure).__name__}: {failure}", None
-        ending, is_back = Ending.of(int(code), said, text), False
-        if said is Reason.rank_lost and (rank := self._backend.raised_elsewhere(_RAISED_S)):
+            text = f"{type(failure).__name__}: {failure}"
+            ending = Ending.of(1, text=text)
+            # The signal killed a helper process first, or caused the error.
+            ending = ending if received is None else Ending.of(self._unsaved_code())
+        code = self._settle(ending)
+        self._handler.cancel_forced_exit()
+        because = self._job.state.because
+        if self._backend.starts_again:
+            return Exit(code, f"requeued: {because}")
+        if received is None and not isinstance(failure, SystemExit):
+            return failure
+        return self._error(f"{text}; not started again: {because}", code)
+
+    def requeue(self, code: int, reason: Reason) -> int:
+        """See `stopping.Requeuer`; called by a Run, or by the thread of a forced exit."""
+        # None: another rank has received it.
+        is_limit = self._handler.signal_received in (None, self._task.own_signal)
+        if code == ExitCode.REQUEUE and is_limit:
+            reason = Reason.time_limit
+        is_unsaved = code == ExitCode.FORCED and reason is Reason.forced
+        ending = Ending.of(self._unsaved_code() if is_unsaved else code, reason)
+        if threading.current_thread() is threading.main_thread():
+            return self._settle(ending)
+        return self._end_by_force(ending)
+
+    def _unsaved_code(self) -> int:
+        """The exit code of a stop without a save: 70, unless a person wants the job to end."""
+        is_by_a_person = self._handler.signal_received is signal.SIGINT
+        is_by_a_person |= not self._task.is_on_slurm and not self._handler.is_requeue
+        return self._handler.exit_code if is_by_a_person else int(ExitCode.FORCED)
+
+    def _settle(self, ending: Ending) -> int:
+        """Requeue the job if the limits allow it; returns the exit code."""
+        is_lost = ending.reason is Reason.rank_lost and self._backend.exit_code is None
+        if is_lost and (rank := self._task.raised_elsewhere(_RAISED_S)):
             text = f"rank {rank} raised an error: see its log, or job.task({rank}).exception()"
             ending = Ending.of(1, text=text)
-        try:
-            if is_stop:
-                why = self._backend.why(received, ending.code)
-                has_saved = isinstance(failure, SystemExit)
-                is_final = why in (Reason.cancelled, Reason.interrupted)
-                ending = (
-                    ending.imposed(why) if has_saved or is_final else Ending.of(ExitCode.FORCED)
-                )
-            decision = self._decide(ending)
-            if decision.starts_again:
-                return self._start_again(decision, must_ask=not is_stop)
-        except AlreadyRequeued:
-            is_back = True
-            decision = self._decide(Ending.of(ExitCode.REQUEUE))
-            if decision.starts_again:
-                self._record.write("requeued", "by Slurm")
-                return stopping.leave(self._backend.restart_code, "requeued by Slurm")
-        except SlurmError as problem:
-            decision = Decision(
-                starts_again=False, because=f"cannot ask Slurm why the job was stopped: {problem}"
-            )
-        if not is_stop and not isinstance(failure, SystemExit):
-            self._record.write("failed", decision.because, ending.code)
-            return failure
-        is_cancelled = ending.reason is Reason.cancelled
-        because = "it was cancelled" if is_cancelled else decision.because
-        return self._give_up(f"{text}; not started again: {because}", ending.code, is_back=is_back)
+        code, text = self._backend.restart_code, "the job is requeued"
+        return self._backend.settle(ending, lambda: stopping.leave(code, text))
 
-    def _start_again(self, decision: Decision, *, must_ask: bool) -> Exit:
-        """Requeue; first writes the job's record, since Slurm can end this process then."""
-        if must_ask and self._backend.why(None, int(ExitCode.REQUEUE)) is Reason.cancelled:
-            raise NoSuchJob("it was cancelled")
-        leaving = stopping.leave(self._backend.restart_code, f"requeued: {decision.because}")
-        self._record.write("requeued", decision.because)
-        self._backend.requeue()
-        messages.say(f"Requeued job {self._backend.job}: {decision.because}")
-        return leaving
-
-    def _decide(self, ending: Ending) -> Decision:
-        limits = RequeueLimits.of(self._policy.requeue)
-        counts = self._record.counts
-        decision = decide_restart(ending, counts, limits, self._saved_step())
-        refusal = self._backend.refusal(counts.restarts) if decision.starts_again else ""
-        return (
-            Decision(starts_again=False, because=f"{decision.because}; {refusal}")
-            if refusal
-            else decision
-        )
-
-    def _give_up(self, because: str, code: int, *, is_back: bool = False) -> JobError:
-        # A job that is requeued by hand after its end gets new budgets.
-        self._record.write("given up" if is_back else "stopped", because, code)
-        return JobError(
-            f"{because}. Its checkpoints are in {self._directory}; to resume:\n"
-            f"  {self._backend.command}",
-            code,
-        )
-
-    # -- a task that does not return -----------------------------------------------------------
-
-    def _watch(self) -> None:
-        """Wait for a stop, then decide if the main thread does not return in time."""
-        while not self._handler.should_shutdown():
-            if self._has_left.wait(_LOOK_S):
-                return
-        limit_s = self._handler.timeout_sec
-        if limit_s:
-            self._has_left.wait(limit_s - min(MARGIN_S, limit_s / 4))
-            if not self._has_left.is_set() and self._decider.acquire(blocking=False):
-                self._end_by_force()
-
-    def _end_by_force(self) -> None:
+    def _end_by_force(self, ending: Ending) -> NoReturn:
         """End without the main thread, which is in a call that hangs, or swallows `Exit`."""
         self._handler.cancel_forced_exit()
         with contextlib.suppress(OSError), open(2, "w", closefd=False) as output:
             faulthandler.dump_traceback(output, all_threads=True)
-        code = int(ExitCode.FORCED)
-        following: BaseException
-        if self._saved_step() < 0:
-            following = self._give_up(
-                "the task did not exit in time, and has no checkpoint to resume from", code
-            )
-        else:
-            following = self._what_follows(JobError("the task did not end", code))
-        if isinstance(following, Exit):
-            code = self._backend.restart_code
-        else:
-            self._backend.store_error(str(following))
+        if self._job.trainings.saved_step() < 0:
+            text = "the task did not exit in time, and has no checkpoint to resume from"
+            ending = Ending(Reason.failed, int(ExitCode.FORCED), text)
+        code = self._settle(ending)
+        if not self._backend.starts_again:
+            self._task.store_error(str(self._error(self._job.state.because, code)))
         processes.kill_descendants()
         os._exit(code)
+
+    def _error(self, because: str, code: int) -> JobError:
+        return JobError(
+            f"{because}. Its checkpoints are in {self._job.directory}; to resume:\n"
+            f"  {self.command}",
+            code,
+        )

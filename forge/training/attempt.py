@@ -1,5 +1,11 @@
 """The life of an enabled `forge.Run`, from entering its `with` block to leaving it.
 
+    claim     all ranks meet, rank 0 claims the directory, the others open it
+    check     the node is healthy, the code and the ranks agree, the checkpoints are this job's
+    resume    the newest good checkpoint is loaded
+    ready     signals are received, loops can begin
+    end       the state is saved, or the reason of the end; everything is released
+
 One module, since entering, leaving and failing in between open and release the same objects.
 """
 
@@ -10,44 +16,48 @@ import os
 import signal
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forge import messages
-from forge.checkpoint.save.distributed_save import Exchange
 from forge.compat import of_torch
-from forge.config.schema import NanAction, Policy, SignalAction
-from forge.errors import ConfigError, Exit, RankLost
+from forge.config.schema import AUTO, NanAction, Policy, SignalAction
+from forge.errors import ConfigError, Exit, ForgeError, RankLost
 from forge.group import start
+from forge.group.exchange import Exchange
 from forge.group.group import MARGIN, START_S
+from forge.group.watcher import Watcher, Watchers
 from forge.health import attempt
 from forge.jobdir import job_dir, spawned
 from forge.jobdir.job_files import RANK, REHEARSAL, SAVE_WITHIN, forge_dir
 from forge.process import sections
-from forge.process.time_limit import TimeLimit
+from forge.process.time_limit import TimeLimit, first_save_s
 from forge.shutdown import stopping
 from forge.state import ddp_buckets, unregistered_objects
 from forge.state.initial_hyperparameters import InitialHyperparameters
 from forge.state.registry import StateRegistry
 from forge.state.run_state import RunState
+from forge.training import interval, misuse
 from forge.training.boundary import Boundary
 from forge.training.decide import Halt
-from forge.training.loop.epoch_start import EpochStart
-from forge.training.loop.epochs import Epochs
+from forge.training.interval import Interval
 from forge.training.loop.evaluations import Evaluations
-from forge.training.loop.loop_state import LoopState
-from forge.training.loop.pushed import PushedLoop, Start
+from forge.training.loop.loop_progress import LoopProgress
 from forge.training.loop.resumable_loader import ResumableLoader
 from forge.training.loop.steps import Steps
-from forge.training.loop.watcher import Watcher
 from forge.training.nan.nan_policy import NanPolicy, RateScale
 from forge.training.nan.update import Updater
 from forge.training.optimizer_steps import OptimizerSteps
 from forge.training.parts import Parts
-from forge.training.shutdown import ENDS, Shutdown
-from forge.training.start import agreement, attempt_io, preflight
+from forge.training.shutdown import Shutdown
+from forge.training.start import attempt_io, preflight
 from forge.training.start.attempt_io import AttemptIO
 from forge.training.start.checkpoint_owner import CheckpointOwner
 from forge.training.train_state import TrainState
+from forge.training.watchers import HeartbeatWatcher, LedgerWatcher, StopWatcher, TimeWatcher
+
+if TYPE_CHECKING:
+    from forge.training.loop.epochs import Epochs
+    from forge.training.loop.pushed import PushedLoop, Start
 
 _LEAVE_S = 10.0
 """Seconds that ranks wait for each other when they exit."""
@@ -64,7 +74,19 @@ def active() -> Attempt | None:
 
 
 class Attempt:
-    """One attempt: entering claims, checks and resumes; leaving saves the finished state."""
+    """One attempt; when it is made, its loops can begin.
+
+    Args:
+        policy: The policy of the Run.
+        name: The name of the Run.
+        config: The settings that identify the job, by dotted keys; None: those of its command.
+        live: The objects of the Run.
+        own: `run.state`.
+        evaluations: The functions of `run.every`.
+    Raises:
+        Exit: If the training cannot start.
+        StateMismatch: If the checkpoint does not fit the objects.
+    """
 
     def __init__(
         self,
@@ -72,29 +94,138 @@ class Attempt:
         name: str | None,
         config: dict[str, Any] | None,
         live: StateRegistry,
-        nan: NanPolicy,
-        updater: Updater,
-        evaluations: Evaluations,
         own: RunState,
+        evaluations: Evaluations,
     ) -> None:
+        preflight.check_alone(is_inside=any(one._pid == os.getpid() for one in _active))
+        self._pid: int = os.getpid()
         self._policy = policy
         self._name = name
         self._config = config
         self._live = live
-        self._nan = nan
-        self._updater = updater
-        self._evaluations = evaluations
-        self.loops = LoopState()
-        """The current step and loop."""
         self._own = own
-        self._train_state = TrainState(live, own, self.loops, nan, updater)
-        self.resumed_from: str | None = None
-        self.callbacks: list[Any] = []
-        self._optimizer_steps = OptimizerSteps(live, self.loops, updater, policy.nan.action)
+        self._evaluations = evaluations
+        self.loops = LoopProgress()
+        """The current step and loop."""
+        self._nan = NanPolicy(policy.nan)
+        self.updater = Updater(live, self._nan, self._note)
+        self._optimizer_steps = OptimizerSteps(live, self.loops, self.updater, policy.nan.action)
         self._scales: list[RateScale] = []
-        self._pid = os.getpid()
+        self._callbacks: list[Any] = []
+        self.resumed_from: str | None = None
+        step, listen = lambda: self.loops.step, of_torch.on_compilation
+        sections.begin(policy.hang, os.environ, step, listen)
+        try:
+            built = self._check_objects()
+            job, checkpoint_dir = self._claim()
+            try:
+                owner = self._check(job, checkpoint_dir, built)
+                self._resume(owner)
+                self._make_ready()
+            except BaseException:
+                try:
+                    self._release()
+                finally:
+                    self._forget(is_leaving=False)
+                raise
+        except BaseException:
+            sections.end()  # the script can catch the error and continue
+            raise
+        _active.append(self)
+        self._health.watch()
+        spawned.on_parent_exit(self._stop_as_orphan)
 
-    # -- opening -------------------------------------------------------------------------------
+    # -- claim, check, resume, ready -----------------------------------------------------------
+
+    def _check_objects(self) -> InitialHyperparameters:
+        """Name objects that cannot be saved now, not at the first save hours later."""
+        with preflight.exits():
+            states = self._live.read_states()
+            built = InitialHyperparameters(self._live.objects)
+        self._live.check_savable(states)
+        return built
+
+    def _claim(self) -> tuple[Path, Path]:
+        """Meet the other ranks, and claim the directories of the job and of its checkpoints."""
+        self._was_installed = stopping.is_installed()
+        with preflight.exits():
+            self._group = start.group(self._secret_folder)
+        exchange = Exchange(self._group, "start", START_S)
+        entered = "this forge.Run (every rank has to enter it)"
+        try:
+            with preflight.exits():
+                job, checkpoint_dir = map(Path, exchange.broadcast(entered, self._directories))
+            with preflight.told_to_parent(job, checkpoint_dir), preflight.exits():
+                if self._group.size > 1:
+                    from forge.training.start import agreement
+
+                    agreement.check(exchange, self._policy, self._name, self._config)
+                self._directory = self._open(exchange, job, checkpoint_dir)
+        except BaseException:
+            self._group.close(0)
+            raise
+        self._exchange = exchange
+        context = attempt.here(
+            self._policy.health, job, checkpoint_dir, self._group, self._live_bytes
+        )
+        note = self._directory.ledger.write
+        self._health: attempt.Health = attempt.Health(
+            self._policy.health, context, note, stopping.is_stopping
+        )
+        return job, checkpoint_dir
+
+    def _directories(self) -> list[str]:
+        """The directories of the job and of its checkpoints, as rank 0 sees them."""
+        return [str(one) for one in job_dir.current(self._policy.checkpoint.dir, self._name)]
+
+    def _secret_folder(self) -> Path:
+        """The folder for the ranks' shared secret, on rank 0, before anything is claimed."""
+        job, checkpoint_dir = map(Path, self._directories())
+        with preflight.told_to_parent(job, checkpoint_dir), preflight.exits():
+            attempt_io.check_directory(self._policy, checkpoint_dir)
+        return forge_dir(job)
+
+    def _open(self, exchange: Exchange, job: Path, checkpoint_dir: Path) -> AttemptIO:
+        """Rank 0 claims the directory; then the other ranks open it."""
+        group, opened = self._group, list[AttemptIO]()
+        if group.size > 1:
+            os.environ[RANK] = str(group.rank)  # names the files of this rank
+
+        def opening() -> None:
+            opened.append(
+                AttemptIO(self._policy, self._name, self._nan, job, checkpoint_dir, group)
+            )
+
+        exchange.broadcast("the claim", opening)
+        exchange.all_gather("the directories", opening if group.rank else lambda: None)
+        return opened[0]
+
+    def _check(
+        self, job: Path, checkpoint_dir: Path, built: InitialHyperparameters
+    ) -> CheckpointOwner:
+        """Check the node, the code and the owner of the checkpoints; from now on signals wait."""
+        policy, group, health = self._policy, self._group, self._health
+        self._handler = stopping.install(policy, forge_dir(job))
+        # gloo can leave a rank inside a collective though all other ranks are gone.
+        group.when_lost(self._handler.begin_deadline)
+        self._heed_torchrun()
+        stopping.hold_interrupts(is_held=True)
+        with preflight.told_to_parent(job, checkpoint_dir), preflight.exits():
+            owner = CheckpointOwner(
+                checkpoint_dir,
+                job,
+                name=self._name or "",
+                built=built,
+                is_change_wanted=preflight.is_change_wanted(policy),
+                config=self._config,
+            )
+            if problems := ddp_buckets.problems(self._live.objects, group.size):
+                raise ConfigError(problems, "The call of forge.Run")
+            preflight.check_code(job, policy.requeue.on_code_change)
+            gather, limit_s = self._exchange.all_gather, START_S + health.limit_s
+            gather("the health checks", health.check_node, within_s=limit_s)
+            gather("the ranks' health checks", health.check_ranks, within_s=limit_s)
+        return owner
 
     def _heed_torchrun(self) -> None:
         if "TORCHELASTIC_RUN_ID" not in os.environ:
@@ -108,110 +239,6 @@ class Attempt:
         if advice and self._group.rank == 0:
             messages.warn(advice)
 
-    def open(self) -> None:
-        """Claim the directory, check the node and resume."""
-        preflight.check_alone(is_inside=any(one._pid == os.getpid() for one in _active))
-        step, listen = lambda: self.loops.step, of_torch.on_compilation
-        sections.begin(self._policy.hang, os.environ, step, listen)
-        try:
-            self._open()
-        except BaseException:
-            sections.end()  # the script can catch the error and continue
-            raise
-
-    def _open(self) -> None:
-        # Name objects that cannot be saved now, not at the first save hours later.
-        with preflight.exits():
-            states = self._live.ask()
-            built = InitialHyperparameters(self._live.objects)
-        self._live.check_savable(states)
-        self._was_installed = stopping.is_installed()
-        with preflight.exits():
-            self._group = start.group(self._secret_folder)
-        exchange = Exchange(self._group, "start", START_S)
-        entered = "this forge.Run (every rank has to enter it)"
-        try:
-            with preflight.exits():
-                job, checkpoint_dir = map(Path, exchange.broadcast(entered, self._places))
-            with preflight.told_to_parent(job, checkpoint_dir), preflight.exits():
-                agreement.check(exchange, self._policy, self._name, self._config)
-                self._claim(exchange, job, checkpoint_dir)
-        except BaseException:
-            self._group.close(0)
-            raise
-        self.metrics = self._directory.metrics
-        self._health = self._checks(job, checkpoint_dir)
-        try:
-            self._handler = stopping.install(self._policy, forge_dir(job))
-            # gloo can leave a rank inside a collective though all other ranks are gone.
-            self._group.when_lost(self._handler.begin_deadline)
-            self._heed_torchrun()
-            stopping.hold_interrupts(is_held=True)
-            with preflight.told_to_parent(job, checkpoint_dir), preflight.exits():
-                owner = CheckpointOwner(
-                    checkpoint_dir,
-                    job,
-                    name=self._name or "",
-                    built=built,
-                    is_change_wanted=preflight.is_change_wanted(self._policy),
-                    config=self._config,
-                )
-                if problems := ddp_buckets.problems(self._live.objects, self._group.size):
-                    raise ConfigError(problems, "The call of forge.Run")
-                preflight.check_code(job, self._policy.requeue.on_code_change)
-                health = self._health
-                limit_s = START_S + health.limit_s
-                exchange.all_gather("the health checks", health.check_node, within_s=limit_s)
-                exchange.all_gather(
-                    "the ranks' health checks", health.check_ranks, within_s=limit_s
-                )
-                self._resume(owner)
-                preflight.keep_threads(job, is_resumed=self.resumed_from is not None)
-            num_steps = 1 if self._group.size == 1 else 2 + MARGIN
-            self._wire(
-                TimeLimit(os.environ, self._stop_s, folder=forge_dir(job), num_steps=num_steps)
-            )
-        except BaseException:
-            try:
-                self._release()
-            finally:
-                self._forget(is_leaving=False)
-            raise
-        _active.append(self)
-        self._health.watch()
-        spawned.on_parent_exit(self._stop_as_orphan)
-
-    def _places(self) -> list[str]:
-        """The directories of the job and of its checkpoints, as rank 0 sees them."""
-        return [str(one) for one in job_dir.current(self._policy.checkpoint.dir, self._name)]
-
-    def _secret_folder(self) -> Path:
-        """The folder for the ranks' shared secret, on rank 0, before anything is claimed."""
-        job, checkpoint_dir = map(Path, self._places())
-        with preflight.told_to_parent(job, checkpoint_dir), preflight.exits():
-            attempt_io.check_directory(self._policy, checkpoint_dir)
-        return forge_dir(job)
-
-    def _claim(self, exchange: Exchange, job: Path, checkpoint_dir: Path) -> None:
-        """Rank 0 claims the directory; then the other ranks open it."""
-        group = self._group
-        if group.size > 1:
-            os.environ[RANK] = str(group.rank)  # names the files of this rank
-
-        def opened() -> None:
-            self._directory = AttemptIO(
-                self._policy, self._name, self._nan, job, checkpoint_dir, group
-            )
-
-        exchange.broadcast("the claim", opened)
-        exchange.all_gather("the directories", opened if group.rank else lambda: None)
-
-    def _checks(self, job: Path, checkpoint_dir: Path) -> attempt.Health:
-        config = self._policy.health
-        context = attempt.here(config, job, checkpoint_dir, self._group, self._live_bytes)
-        note = self._directory.ledger.write
-        return attempt.Health(config, context, note, stopping.is_stopping)
-
     @property
     def _live_bytes(self) -> int:
         return sum(p.numel() * p.element_size() for p in self._live.local_parameters())
@@ -221,64 +248,107 @@ class Attempt:
         return self._policy.stop_s or self._policy.signal.warning_s
 
     def _resume(self, owner: CheckpointOwner) -> None:
-        directory = self._directory
-        self._train_state.belongs_to(owner, directory.ledger, directory.metrics)
-        found = directory.newest(self._live)
-        if found is not None:
-            self._train_state.load(found)
-            self.loops.is_complete = found.manifest.is_complete
-            self.resumed_from = found.path.name
-        if self._group.rank == 0:  # the other ranks have already read the file this replaces
-            owner.keep(directory.ledger)
-        directory.store.job = owner.id
-        directory.begin(self.loops.step, self.resumed_from, is_complete=self.loops.is_complete)
+        """Load the newest checkpoint that verifies, if there is one."""
+        directory, loops = self._directory, self.loops
+        self._train_state = TrainState(self._live, self._own, loops, self.updater, owner, directory)
+        with preflight.told_to_parent(directory.job, directory.checkpoint_dir), preflight.exits():
+            found = directory.newest(self._live)
+            if found is not None:
+                self._train_state.load(found)
+                loops.is_complete = found.manifest.is_complete
+                self.resumed_from = found.path.name
+            if self._group.rank == 0:  # the other ranks have already read the file this replaces
+                owner.keep(directory.ledger)
+            self._interval = self._decide_interval()
+            directory.record_start(
+                loops.step,
+                self.resumed_from,
+                owner.id,
+                self._interval,
+                is_complete=loops.is_complete,
+            )
+            preflight.keep_threads(directory.job, is_resumed=found is not None)
 
-    def _wire(self, limit: TimeLimit) -> None:
-        """Everything is claimed and loaded: receive signals, and build what a loop needs."""
-        policy, handler, directory = self._policy, self._handler, self._directory
+    def _decide_interval(self) -> Interval:
+        """The time between two saves: that of the policy, or computed on rank 0 for all ranks."""
+        every_s = self._policy.checkpoint.every_s
+        if every_s != AUTO:
+            return Interval(None if every_s is None else float(every_s))
+        directory = self._directory
+
+        def decide() -> Interval:
+            estimate_s = first_save_s(self._live_bytes)
+            return interval.decide(directory.job, directory.ledger.run, estimate_s)
+
+        return Interval(*self._exchange.broadcast("the interval between saves", decide))
+
+    def _make_ready(self) -> None:
+        """Receive signals, and build what a loop needs."""
+        policy, group, handler, directory = (
+            self._policy,
+            self._group,
+            self._handler,
+            self._directory,
+        )
+        num_steps = 1 if group.size == 1 else 2 + MARGIN
+        folder = forge_dir(directory.job)
+        limit = TimeLimit(os.environ, self._stop_s, folder=folder, num_steps=num_steps)
         announcement = signal.Signals[f"SIG{policy.signal.name}"]
         due_s = min(self._stop_s, policy.signal.warning_s)
         handler.pass_over = lambda number: number == announcement and limit.is_too_soon(due_s)
-        directory.saver.expect(self._live_bytes, float(os.environ.get(SAVE_WITHIN) or math.inf))
-        self._shutdown = Shutdown(self.loops, directory, handler, limit, self._health.stop)
-        parts = Parts(
+        within_s = float(os.environ.get(SAVE_WITHIN) or math.inf)
+        if self._interval.is_auto and self.resumed_from is None:
+            within_s = min(within_s, interval.LEAST_S)  # early: it shows whether saves work at all
+        directory.saver.expect(self._live_bytes, self._interval.every_s, within_s)
+        self._stops = stops = StopWatcher(handler, limit, directory.saver, self._nan)
+        watchers = Watchers([stops, *self._watchers()])
+        self._shutdown = Shutdown(self.loops, directory, handler, limit, watchers)
+        self._parts = parts = Parts(
             policy=policy,
-            group=self._group,
-            exchange=Exchange(self._group, "boundaries"),
+            group=group,
+            exchange=Exchange(group, "boundaries"),
             loops=self.loops,
             train_state=self._train_state,
             directory=directory,
             nan=self._nan,
-            updater=self._updater,
+            updater=self.updater,
             evaluations=self._evaluations,
             handler=handler,
-            limit=limit,
+            stops=stops,
             shutdown=self._shutdown,
-            watchers=self._watchers(),
+            watchers=watchers,
         )
         self.boundary = Boundary(parts)
+        self.log, self.save = directory.metrics.log, self.boundary.save
+        self.finish = self.boundary.finish
         self._steps = Steps(parts, self.boundary)
-        self._pushed = PushedLoop(parts, self.boundary, self._live.given)
-        start = EpochStart(self.loops, self._own)
-        self._epochs = Epochs(parts, start, self.boundary, self._steps)
+        self._epochs: Epochs | None = None
+        self._pushed: PushedLoop | None = None
         if policy.nan.action is NanAction.rollback or self._nan.lr_scale != 1:
             self._scales = [RateScale(self._nan, one) for one in self._live.optimizers]
         self._optimizer_steps.enter_run()
-        self._updater.note = self._note
-        self._evaluations.pid = self._pid
 
     def _watchers(self) -> list[Watcher]:
-        """The watchers of the loops: none, except in a rehearsal."""
-        if REHEARSAL not in os.environ:
-            return []
-        from forge.training.loop import fault_injection, trace_recorder
-
+        """The watchers of the loops; a rehearsal has two more."""
         directory = self._directory
-        found: list[Watcher] = []
-        if trace_recorder.VARIABLE in os.environ:
-            name = directory.checkpoint_dir.name
-            found.append(trace_recorder.TraceRecorder(name, self.loops, self._train_state))
-        return [*found, fault_injection.FaultInjector(directory.ledger)]
+        found: list[Watcher] = [
+            self._train_state,
+            directory.saver,
+            LedgerWatcher(directory.ledger, self.loops),
+            TimeWatcher(directory.ledger, self.loops.step),
+            directory.metrics,
+            self.updater,
+            HeartbeatWatcher(),
+            self._health,
+        ]
+        if REHEARSAL in os.environ:
+            from forge.training.loop import fault_injection, trace_recorder
+
+            if trace_recorder.VARIABLE in os.environ:
+                name = directory.checkpoint_dir.name
+                found.append(trace_recorder.TraceRecorder(name, self.loops, self._train_state))
+            found.append(fault_injection.FaultInjector(directory.ledger))
+        return found
 
     def _note(self, kind: str, **values: Any) -> None:
         """Write to the ledger, with the current batch of this rank."""
@@ -290,10 +360,11 @@ class Attempt:
             messages.warn("The parent process has exited: saving and exiting")
             os.kill(os.getpid(), signal.SIGTERM)
 
-    # -- the loop, and what follows ------------------------------------------------------------
+    # -- the loops -----------------------------------------------------------------------------
 
     def _begin_loop(self) -> None:
         """Check the given objects, now that the script has built everything."""
+        self.boundary.check_left()
         self._optimizer_steps.begin_loop()
         self._own.begin_loop()
         with preflight.exits():
@@ -307,42 +378,75 @@ class Attempt:
     def steps(self, n: float, loader: Iterable[Any] | None) -> Iterator[Any]:
         """See `Run.steps`."""
         self._begin_loop()
-        return self._steps.begin(n, loader)
+        return self._steps.iterate(n, loader)
 
     def epochs(self, count: int) -> Iterator[int]:
         """See `Run.epochs`."""
         self._begin_loop()
-        return self._epochs.begin(count)
+        if self._epochs is None:
+            from forge.training.loop.epochs import Epochs
+
+            self._epochs = Epochs(self._parts, self._own, self.boundary, self._steps)
+        return self._epochs.iterate(count)
+
+    def batches(self, loader: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+        """See `Run.batches`."""
+        if self._epochs is None:
+            raise ForgeError(misuse.BATCHES_WITHOUT_EPOCH)
+        return self._epochs.batches(loader)
 
     def begin(self) -> Start:
         """See `Run.begin`."""
         self._begin_loop()
+        if self._pushed is None:
+            from forge.training.loop.pushed import PushedLoop
+
+            self._pushed = PushedLoop(self._parts, self.boundary, self._live.given)
         return self._pushed.begin()
 
     def pass_boundary(self, step: int, epoch: int, taken: int | None) -> bool:
         """See `Run.boundary`."""
+        misuse.check_boundary(step, self.loops.step, is_open=self._pushed is not None)
+        assert self._pushed is not None
         return self._pushed.boundary(step, epoch, taken)
 
     def end_loop(self, reason: str) -> None:
         """See `Run.end_loop`."""
-        self._pushed.end(reason)
+        if self._pushed is not None:
+            self._pushed.end(reason)
 
     def loader(self, loader: Iterable[Any]) -> ResumableLoader[Any]:
         """See `Run.loader`."""
-        try:
-            return self.loops.loaders.add(self.loops.open(loader))
-        except ENDS as error:
-            self._shutdown.give_up(error)
+        with self._shutdown.giving_up():
+            return self.loops.loaders.add(self.loops.open_loader(loader))
 
-    def batches(self, loader: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-        """See `Run.batches`."""
-        return self._epochs.batches(loader)
+    # -- calls between two steps ---------------------------------------------------------------
+
+    @property
+    def is_stopping(self) -> bool:
+        """See `Run.is_stopping`."""
+        return self._stops.is_stopping
+
+    def check_stop(self) -> None:
+        """See `Run.check_stop`."""
+        if self._evaluations.may_poll(self._pid):
+            self.boundary.check_stop()
+
+    def on_stop(self, callback: Any, timeout_s: float) -> None:
+        """See `Run.on_stop`."""
+        self._callbacks.append(callback)
+        stopping.on_stop(callback, timeout_s)
+
+    # -- end -----------------------------------------------------------------------------------
 
     def close(self, error: BaseException | None) -> None:
         """Leave the `with` block, with or without an error."""
         if os.getpid() != self._pid:
             return  # a child that was forked inside the block
-        self.loops.is_between = False
+        with self.loops.not_between():
+            self._close(error)
+
+    def _close(self, error: BaseException | None) -> None:
         if error is not None:
             self.boundary.forget_held()  # the error can be from the middle of the pass
         lost = self._group.lost(_LOST_S) if isinstance(error, RuntimeError) else ""
@@ -352,14 +456,14 @@ class Attempt:
             if error is None:
                 self._finish()
             elif self._handler.explains(error):
-                self._shutdown.stop(self._shutdown.asked(), save=None)
+                self._shutdown.stop(self._stops.stop_request(), save=None)
             elif lost:
                 first = str(error).partition("\n")[0]
                 self._shutdown.give_up(
                     RankLost(f"{lost}; on this rank, {type(error).__name__}: {first}")
                 )
             elif not isinstance(error, Exit):
-                self._directory.fail(f"{type(error).__name__}: {error}", self.loops.step)
+                self._directory.record_error(f"{type(error).__name__}: {error}", self.loops.step)
         finally:
             is_leaving = self._shutdown.exit is not None
             try:
@@ -371,19 +475,19 @@ class Attempt:
     def _finish(self) -> None:
         """The `with` block ended without an error: mark the training as finished."""
         loops, directory = self.loops, self._directory
-        self._steps.end()
-        self._epochs.end()
-        self._pushed.end("")
+        self._steps.close()
+        if self._epochs is not None:
+            self._epochs.close()
+        self.end_loop("")
         if isinstance(self._nan.wants, Halt):
             self._shutdown.halt(self._nan.wants)
         if missing := loops.missing:
             self._shutdown.give_up(ConfigError([missing], "This Run"))
-        self.metrics.flush()
-        with preflight.exits():
-            asked = self.boundary.run_end.finish()
-        if asked is not None:
-            self._shutdown.stop(asked, save=None)
-        directory.finish(loops.step, loops.finished_by)
+        directory.metrics.flush()
+        request = self.boundary.finish_run()
+        if request is not None:
+            self._shutdown.stop(request, save=None)
+        directory.record_finish(loops.step, loops.finished_by)
         # A resumed job can have only an evaluation left.
         is_whole = self.resumed_from is None and self._group.rank == 0
         if is_whole and self._optimizer_steps.is_nothing_updated():
@@ -406,7 +510,7 @@ class Attempt:
 
     def _forget(self, *, is_leaving: bool) -> None:
         self._optimizer_steps.close()
-        for callback in self.callbacks:
+        for callback in self._callbacks:
             stopping.remove_callback(callback)
         for scale in self._scales:
             scale.remove()

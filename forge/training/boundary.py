@@ -8,15 +8,14 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NoReturn
 
 from forge import messages
 from forge.config.schema import NanAction
 from forge.data.position import Position
-from forge.errors import RankLost
-from forge.group import distributed
-from forge.group.facts import FailureReport, FinishRequest, SaveRequest, StopRequest
+from forge.errors import ForgeError
+from forge.group.facts import FailureReport, FinishRequest, Request, SaveRequest, StopRequest
 from forge.process import sections
 from forge.process.progress import Phase
 from forge.training.decide import (
@@ -35,7 +34,6 @@ from forge.training.loop.loop_state import EpochPhase
 from forge.training.loop.snapshot_holder import SnapshotHolder
 from forge.training.loop_end import LoopEnd
 from forge.training.parts import Parts
-from forge.training.rollback import Rollback
 from forge.training.run_end import RunEnd
 from forge.training.saver import SaveCause
 from forge.training.shutdown import ENDS
@@ -46,6 +44,7 @@ class Boundary:
     """Stops, saves, rolls back, evaluates or continues, between two steps."""
 
     def __init__(self, parts: Parts) -> None:
+        self._parts = parts
         self._policy = parts.policy
         self._loops = parts.loops
         self._train_state = parts.train_state
@@ -54,30 +53,80 @@ class Boundary:
         self._nan = parts.nan
         self._evaluations = parts.evaluations
         self._handler = parts.handler
-        self._limit = parts.limit
+        self._stops = parts.stops
         self._shutdown = parts.shutdown
         self._watchers = parts.watchers
         self._group = parts.group
         self.is_alone = parts.group.size == 1
-        self._rollback = Rollback(parts)
         self._exchange = parts.exchange
         self._visits = 0  # boundaries reached so far
         self._pinned: int | None = None
         """The step of the checkpoint that was pinned last."""
         self._end = LoopEnd(parts)
-        self.run_end = RunEnd(parts)
+        self._run_end = RunEnd(parts)
         self.lengths = LoopLengths(parts)
-        self._snapshots = SnapshotHolder(parts, lambda: self.is_stopping)
+        self._snapshots = SnapshotHolder(parts)
         self._after_s = math.inf  # seconds that the code after a pass took last time
         self._after_began: float | None = None
-        self._watching, self._after = contextlib.ExitStack(), contextlib.ExitStack()
+        self._holding, self._after = contextlib.ExitStack(), contextlib.ExitStack()
 
-    # -- deciding ------------------------------------------------------------------------------
+    # -- the begin and the end of a loop -------------------------------------------------------
 
-    def begin(self) -> None:
-        """Start a loop; with the action rollback, save a first state to roll back to."""
+    def begin_loop(self) -> None:
+        """Begin a loop; with the action rollback, save a first state to roll back to."""
+        self._run_end.begin_loop()
         if self._loops.step == 0 and self._policy.nan.action is NanAction.rollback:
             self._saver.save(0, self._train_state.capture, SaveCause.start)
+
+    def pass_over(self, n: float = 0) -> None:
+        """Skip a loop that had ended at the save; see `LoopProgress.pass_over`."""
+        self._loops.pass_over(n)
+        self._tell_loop_end()
+        if self._loops.is_resumed and not self._loops.is_complete:
+            self._run_end.end_loop()
+
+    def end_loop(self) -> None:
+        """A loop has ended: code after it, perhaps an evaluation, belongs to its last boundary."""
+        self._tell_loop_end()
+        self._loops.end_loop()
+
+    def leave_loop(self) -> None:
+        """A loop is left by a break, or by an error."""
+        self._loops.break_off()
+        self.lengths.note_left()
+        self._tell_loop_end()
+        self._run_end.leave_loop()
+        self._loops.end_loop()
+
+    def break_off(self, because: str) -> None:
+        """Save the end of a loop of which only its owner, on all ranks, knows that it ends here."""
+        self.lengths.note_left()
+        self.check_left()
+        self._loops.break_off(because)
+        self.save_anew()
+        self.pass_through(None, self._loops.step, has_ended=False)
+        self.end_loop()
+
+    def save_anew(self) -> None:
+        """The checkpoint of this step is of an earlier boundary, so the loop's end is not saved."""
+        self._saver.evaluated(self._loops.step)
+
+    def _tell_loop_end(self) -> None:
+        for tell in self._watchers.on_loop_end:
+            tell(self._loops.step)
+
+    def check_left(self) -> None:
+        """Exit if this rank has left its loop alone."""
+        with self._shutdown.giving_up():
+            self.lengths.check_left()
+
+    def finish_run(self) -> StopRequest | None:
+        """The last loop has ended, and the code after it; see `RunEnd.finish`."""
+        self.check_left()
+        with preflight.exits():
+            return self._run_end.finish()
+
+    # -- deciding ------------------------------------------------------------------------------
 
     def pass_through(
         self, position: Position | None, n: float, *, has_ended: bool | None = None
@@ -92,12 +141,9 @@ class Boundary:
             Whether the loop ends.
         """
         self._visits += 1
-        if self._visits == 2 and not self.is_alone:
-            distributed.first_step_is_done()
-        self._limit.arrive()
-        self._arrive()
-        for watcher in self._watchers:
-            watcher.on_boundary()
+        self._loops.forget_loaded()
+        for tell in self._watchers.on_boundary:
+            tell(self._loops.step)
         if has_ended is None:
             has_ended = self._loops.step >= n
         while True:
@@ -108,13 +154,13 @@ class Boundary:
                 case Stop():
                     self._shutdown.log_wait()
                     self._pin(decision)
-                    self._stop(decision.asked)
+                    self._stop(decision.request)
                 case RollBack():
                     self._roll_back(position, decision.first_bad)
                     has_ended = self._loops.step >= n
                     continue
-                case Finish(asked=FinishRequest(text=text)):
-                    self._end_loop(text)
+                case Finish(request=FinishRequest(text=text)):
+                    self._finish_loop(text)
             is_end = isinstance(decision, Finish)
             if self._loops.due is None or (is_end and not has_ended):
                 self._loops.due = self._evaluations.due(
@@ -126,8 +172,7 @@ class Boundary:
                 self._pin(decision.save)
                 self._stop(decision.stop)
             if self._loops.due:
-                with sections.current().inside(Phase.evaluation, ", ".join(self._loops.due)):
-                    self._evaluate(self._loops.due)
+                self._evaluate(self._loops.due)
                 continue
             match decision:
                 case (Save() as save) | Finish(save=Save() as save):
@@ -135,61 +180,46 @@ class Boundary:
                 case Finish() if self._saver.considered != self._loops.step:
                     self._save_as(SaveCause.end)
                 case Finish():
-                    self.run_end.end_loop()
+                    self._run_end.end_loop()
                     return True
                 case Go():
-                    if self._limit.allows_step(self._saver.cost_s):
+                    # Several ranks stop at a later boundary, on which all of them agree.
+                    if not self._propose(self._watchers.before_step) or not self.is_alone:
                         break
-                    self._group.propose(self._shutdown.asked())
-                    if not self.is_alone:
-                        break  # at the boundary that all of them agree on
-        sections.current().begin_step()
+        for begin in self._watchers.on_step:
+            begin(self._loops.step)
         return False
 
-    def _roll_back(self, position: Position | None, first_bad: int) -> None:
-        """Roll back on all ranks or on none: if it fails on one rank, the job ends."""
-        try:
-            self._exchange.all_gather("a rollback", lambda: self._rollback.do(position, first_bad))
-            self._pinned = None
-            self._arrive()
-        except ENDS as error:
-            if not self.is_alone:  # a proposal counts at a later boundary, and there is none
-                self._shutdown.give_up(error)
-            self._group.propose(FailureReport(int(error.exit_code), str(error)))
-
-    def _arrive(self) -> None:
-        """Begin a boundary, reached by training or by a rollback."""
-        self._loops.loaded = None  # the second copy of the model is no longer needed
-        self._directory.ledger.progress(self._loops.step, self._loops.planned)
-        self._directory.metrics.flush_if_due()
-
     def _decide(self, n: float) -> Decision:
-        """Propose the requests of this process, and decide from those of all ranks."""
-        saver, propose = self._saver, self._group.propose
-        with self._failing():
-            self._train_state.live.check_groups()
-            self._loops.fixed.check()
-            saver.check()
-        if self._handler.should_shutdown():
-            propose(self._shutdown.asked())
-        if self._handler.take_save_request():
-            propose(SaveRequest(self._loops.step, rollbacks=self._nan.rollbacks))
-        if saver.is_overdue(self._loops.step):
-            propose(SaveRequest(self._loops.step, is_periodic=True, rollbacks=self._nan.rollbacks))
+        """Propose the requests of this rank, and decide from those of all ranks."""
+        self._propose(self._watchers.request)
         known = LocalInputs(
             loop=self._loops.number,
             n=None if math.isinf(n) else int(n),
             every_steps=self._policy.checkpoint.every_steps,
-            saved=saver.considered,
+            saved=self._saver.considered,
             nan=self._nan.wants,
             rollbacks=self._nan.rollbacks,
             pinned=self._pinned,
         )
         try:
             agreed = self._group.agreed(self._visits)
-        except RankLost as error:
+        except ENDS as error:
             self._shutdown.give_up(error)
         return decide(self._end.added_to(agreed), self._loops.step, known)
+
+    def _propose(self, asks: Iterable[Callable[[int], Request | None]]) -> bool:
+        """Propose what watchers request; returns whether they request something."""
+        has_requests = False
+        for ask in asks:
+            try:
+                request = ask(self._loops.step)
+            except ENDS as error:
+                request = _failure(error)
+            if request is not None:
+                self._group.propose(request)
+                has_requests = True
+        return has_requests
 
     @contextlib.contextmanager
     def _failing(self) -> Iterator[None]:
@@ -197,47 +227,81 @@ class Boundary:
         try:
             yield
         except ENDS as error:
-            self._group.propose(FailureReport(int(error.exit_code), str(error)))
+            self._group.propose(_failure(error))
+
+    # -- acting --------------------------------------------------------------------------------
+
+    def _roll_back(self, position: Position | None, first_bad: int) -> None:
+        """Roll back on all ranks or on none: if it fails on one rank, the job ends."""
+        from forge.training.rollback import Rollback  # few trainings need it
+
+        rollback = Rollback(self._parts)
+        try:
+            self._exchange.all_gather("a rollback", lambda: rollback.do(position, first_bad))
+            self._pinned = None
+            self._loops.forget_loaded()
+        except ENDS as error:
+            if not self.is_alone:  # a proposal counts at a later boundary, and there is none
+                self._shutdown.give_up(error)
+            self._group.propose(_failure(error))
 
     def finish(self, text: str) -> None:
         """See `Run.finish`."""
-        self._end.ask(text, is_in_function=self._evaluations.is_entered)
+        self._end.request(text, is_in_function=self._evaluations.is_entered)
 
-    def _end_loop(self, text: str) -> None:
+    def _finish_loop(self, text: str) -> None:
         """End the loop for good, as `break` does, and record why; a later start finds it ended."""
-        self._loops.finished_by = text
-        self._loops.break_off()
+        self._loops.break_off(text)
         self._directory.ledger.progress(self._loops.step, self._loops.step)
 
     def _begin_evaluation(self) -> None:
-        self._directory.metrics.begin(self._loops.step - 1)
-        for watcher in self._watchers:
-            watcher.on_evaluation(self._loops.step)
+        for tell in self._watchers.on_evaluation:
+            tell(self._loops.step)
 
     def _evaluate(self, due: list[str]) -> None:
         """Run functions of `run.every`; metrics that they log belong to the last step done."""
-        self._begin_evaluation()
-        snapshots, last_s = self._snapshots, self._evaluations.last_s(due)
-        if not self.is_alone:
-            snapshots.hold_together(last_s, self._visits)
-        elif snapshots.is_worth(last_s):
-            with self._failing():
-                snapshots.hold()
+        with sections.current().inside(Phase.evaluation, ", ".join(due)):
+            self._begin_evaluation()
+            snapshots, last_s = self._snapshots, self._evaluations.last_s(due)
+            if not self.is_alone:
+                snapshots.hold_together(last_s, self._visits)
+            elif snapshots.is_worth(last_s):
+                with self._failing():
+                    snapshots.hold()
+                if snapshots.held is None:
+                    return
+            try:
+                with snapshots.watched():
+                    self._evaluations.run(due, self._loops.step, before_each=self.check_stop)
+                    self._shutdown.raise_again()
+            except Exception as error:
+                snapshots.stop_by(error, self._handler.explains)
+                raise
             if snapshots.held is None:
-                return
-        try:
-            with snapshots.watched():
-                self._evaluations.run(due, self._loops.step, before_each=self.check_stop)
-                self._shutdown.raise_again()
-        except Exception as error:
-            snapshots.stop_by(error, self._handler.explains)
-            raise
-        if snapshots.held is None:
-            self._limit.arrive()  # a stop had to wait for the functions
-        self._end.share(self._group.held_stop)
-        snapshots.let_go()
-        self._loops.due = []
-        self._saver.evaluated(self._loops.step)
+                self._stops.limit.end_interval()  # a stop had to wait for the functions
+            self._end.share(self._group.held_stop)
+            snapshots.let_go()
+            self._loops.due = []
+            self._saver.evaluated(self._loops.step)
+
+    def _save(self, save: Save) -> None:
+        self._pin(save)
+        self._save_as(SaveCause.periodic if save.is_periodic else SaveCause.requested)
+
+    def _save_as(self, cause: SaveCause) -> None:
+        with self._failing():
+            self._directory.metrics.flush()
+            self._saver.save(self._loops.step, self._train_state.capture, cause)
+
+    def _pin(self, decision: Save | Stop | None) -> None:
+        if decision is not None and decision.is_pinned:
+            self._pinned = self._loops.step
+            self._directory.pin(self._loops.step)
+
+    def _stop(self, request: StopRequest) -> NoReturn:
+        held, final = self._snapshots.held, self._saver.save_final
+        save = lambda: final(self._loops.step, self._train_state.capture, SaveCause.stop)  # noqa: E731
+        self._shutdown.stop(request, held.commit if held is not None else save)
 
     # -- the pass of an epoch ------------------------------------------------------------------
 
@@ -263,12 +327,12 @@ class Boundary:
         """
         loops = self._loops
         if is_first:
-            assert loops.place is not None
+            assert loops.epochs is not None
             is_new = loops.due is None  # after a break: functions due at this step have not run
             loops.due = self._evaluations.due_after_pass(epoch, loops.step, is_new=is_new)
-            loops.place.phase = EpochPhase.after
+            loops.epochs.phase = EpochPhase.after
         if loops.due and is_left:
-            self.lengths.left()
+            self.lengths.check_left()  # before the functions, which can use collectives
         if loops.due and not may_stop:
             self._begin_evaluation()
             self._evaluations.run(loops.due, loops.step)
@@ -278,19 +342,18 @@ class Boundary:
             match self._decide(math.inf):
                 case Halt() as halt:
                     self._shutdown.halt(halt)
-                case Stop(asked=asked) | Finish(stop=StopRequest() as asked):
-                    self._stop(asked)
-            with sections.current().inside(Phase.evaluation, ", ".join(loops.due)):
-                self._evaluate(loops.due)
+                case Stop(request=request) | Finish(stop=StopRequest() as request):
+                    self._stop(request)
+            self._evaluate(loops.due)
         self._begin_evaluation()
         if self.is_alone and may_stop and self._snapshots.is_worth(self._after_s):
             with self._failing():
-                self._loops.fixed.check()  # the last step, left by a break, can have changed them
+                loops.fixed.check()  # the last step, left by a break, can have changed them
                 self._snapshots.hold()
         self._after.enter_context(sections.current().inside(Phase.evaluation, "after a pass"))
-        if self._snapshots.held is not None:
-            self._watching.enter_context(self._snapshots.watched())
-        self._after_began, self._evaluations.is_after_pass = time.monotonic(), True
+        self._holding.enter_context(self._evaluations.after_pass())
+        self._holding.enter_context(self._snapshots.watched())
+        self._after_began = time.monotonic()
 
     def let_go(self, *, is_left: bool = False) -> None:
         """The code after a pass has run: release the state that was held.
@@ -304,7 +367,7 @@ class Boundary:
         self._after_s, self._after_began = time.monotonic() - self._after_began, None
         with self._after:
             if self._snapshots.held is not None:
-                self._limit.leave()
+                self._stops.limit.begin_interval()
             self.forget_held()
             self._shutdown.raise_again()
             if not is_left:
@@ -312,41 +375,27 @@ class Boundary:
 
     def forget_held(self) -> None:
         """Discard the held state: it must not be saved any more."""
-        self._evaluations.is_after_pass = False
-        self._watching.close()
-        self._snapshots.held = None
+        self._holding.close()
+        self._snapshots.discard()
 
-    def _save(self, save: Save) -> None:
-        self._pin(save)
-        self._save_as(SaveCause.periodic if save.is_periodic else SaveCause.requested)
+    # -- called by the script ------------------------------------------------------------------
 
-    def _save_as(self, cause: SaveCause) -> None:
-        with self._failing():
-            self._directory.metrics.flush()
-            self._saver.save(self._loops.step, self._train_state.capture, cause)
-
-    def _pin(self, decision: Save | Stop | None) -> None:
-        if decision is not None and decision.is_pinned:
-            self._pinned = self._loops.step
-            self._directory.pin(self._loops.step)
-
-    def request_save(self, *, pin: bool) -> None:
+    def save(self, *, pin: bool) -> None:
         """See `Run.save`."""
         loops, step = self._loops, self._loops.next_boundary
         if pin and (self.is_alone or loops.is_between):
             self._directory.pin(step)
         if loops.is_in_step or self._evaluations.is_running or loops.is_in_epochs:
-            asked = SaveRequest(step, rollbacks=self._nan.rollbacks, is_pinned=pin)
-            self._group.propose(asked)
+            request = SaveRequest(step, rollbacks=self._nan.rollbacks, is_pinned=pin)
+            self._group.propose(request)
         else:
+            self.check_left()
             self._save_now()
 
     def _save_now(self) -> None:
-        is_between_loops, self._loops.is_between = self._loops.is_between, False
-        with preflight.exits():
+        with self._loops.not_between(), preflight.exits():
             self._directory.metrics.flush()
-            self.run_end.save_now()
-        self._loops.is_between = is_between_loops
+            self._run_end.save_now()
 
     def checkpoint(self) -> None:
         """Save if possible where the main thread was interrupted, and log the last checkpoint."""
@@ -355,14 +404,8 @@ class Boundary:
         elif self._loops.is_between:
             self._save_now()
             self._saver.wait()
-        place = self._directory.checkpoint_dir
-        messages.say(f"Checkpoints in {place}: {self._directory.in_place()}")
-
-    @property
-    def is_stopping(self) -> bool:
-        """Whether a stop is pending, after a signal or near the time limit."""
-        cost_s = self._saver.cost_s
-        return self._handler.should_shutdown() or self._limit.is_near(cost_s)
+        directory = self._directory.checkpoint_dir
+        messages.say(f"Checkpoints in {directory}: {self._directory.in_place()}")
 
     def check_stop(self) -> None:
         """See `Run.check_stop`."""
@@ -370,7 +413,6 @@ class Boundary:
         self._shutdown.raise_again()
         self._snapshots.stop_if_due()
 
-    def _stop(self, asked: StopRequest) -> NoReturn:
-        held, final = self._snapshots.held, self._saver.save_final
-        save = lambda: final(self._loops.step, self._train_state.capture, SaveCause.stop)  # noqa: E731
-        self._shutdown.stop(asked, held.commit if held is not None else save)
+
+def _failure(error: ForgeError) -> FailureReport:
+    return FailureReport(int(error.exit_code), str(error))

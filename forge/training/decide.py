@@ -36,7 +36,7 @@ class RollBack:
 class Finish:
     """The loop ends: its `n` is reached, or `run.finish` was called."""
 
-    asked: FinishRequest | None
+    request: FinishRequest | None
     """The call of `run.finish`; None: `n` is reached."""
     save: Save | None
     """A save that is also due here, because the code after the loop can take long."""
@@ -48,7 +48,7 @@ class Finish:
 class Stop:
     """Save and exit."""
 
-    asked: StopRequest
+    request: StopRequest
     is_pinned: bool = False
 
 
@@ -112,17 +112,17 @@ def decide(agreed: Consensus, step: int, known: LocalInputs) -> Decision:
 
 
 def _save(agreed: Consensus, step: int, known: LocalInputs) -> Save | None:
-    asked = agreed.save
-    is_open = asked is not None and step >= asked.step
-    if asked is not None and is_open and asked.is_pinned:
+    request = agreed.save
+    is_open = request is not None and step >= request.step
+    if request is not None and is_open and request.is_pinned:
         # A save made in the meantime would suffice, except for the pin.
-        is_pinned = known.pinned is not None and known.pinned >= asked.step
+        is_pinned = known.pinned is not None and known.pinned >= request.step
         if not is_pinned:
             return Save(is_periodic=False, is_pinned=True)
     if step == known.saved:
         return None
-    if asked is not None and is_open and (known.saved is None or known.saved < asked.step):
-        return Save(asked.is_periodic)
+    if request is not None and is_open and (known.saved is None or known.saved < request.step):
+        return Save(request.is_periodic)
     is_start = known.saved is None and step == 0  # the initial state can be built again
     is_multiple = known.every_steps is not None and step % known.every_steps == 0
     return Save(is_periodic=True) if is_multiple and not is_start else None

@@ -9,7 +9,6 @@ from forge.group import facts
 from forge.group.facts import Consensus, FinishRequest
 from forge.training import misuse
 from forge.training.parts import Parts
-from forge.training.shutdown import ENDS
 
 
 class LoopEnd:
@@ -30,7 +29,7 @@ class LoopEnd:
         self._own: FinishRequest | None = None
         self._known: FinishRequest | None = None
 
-    def ask(self, text: str, *, is_in_function: bool) -> None:
+    def request(self, text: str, *, is_in_function: bool) -> None:
         """Handle a call of `run.finish`.
 
         Args:
@@ -42,9 +41,9 @@ class LoopEnd:
         if not (self._loops.is_in_step or is_in_function):
             raise ForgeError(misuse.FINISH_OUTSIDE_A_LOOP)
         at = (self._loops.number, self._loops.next_boundary)
-        asked = FinishRequest(*at, text, self._nan.rollbacks)
+        request = FinishRequest(*at, text, self._nan.rollbacks)
         if self._group.size == 1:
-            self._group.propose(asked)
+            self._group.propose(request)
         elif not is_in_function:
             raise ForgeError(
                 "run.finish() was called inside a step, but this is one of"
@@ -52,7 +51,7 @@ class LoopEnd:
                 " function of run.every, or after an epoch's pass."
             )
         else:
-            self._own = asked
+            self._own = request
 
     def share(self, unless: Callable[[], object] | None = None) -> None:
         """Exchange requests of all ranks, unless the ranks stop at this boundary."""
@@ -60,10 +59,8 @@ class LoopEnd:
             return
         own, self._own = self._own, None
         text = None if own is None else facts.to_text(own)
-        try:
+        with self._shutdown.giving_up():
             texts = self._exchange.all_gather("the end of a function", lambda: text, unless)
-        except ENDS as error:
-            self._shutdown.give_up(error)
         for fact in (facts.from_text(one) for one in texts if one is not None):
             self._known = Consensus(finish=self._known).including(fact).finish
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from forge.group.watcher import Watcher
 from forge.jobdir.ledger import Ledger
 from forge.training import misuse
 
@@ -14,7 +15,7 @@ _MAX_PENDING = 50
 _MAX_AGE_S = 1.0
 
 
-class Metrics:
+class Metrics(Watcher):
     """Collects values without a host synchronisation; `flush` reads all with one per device."""
 
     def __init__(self, ledger: Ledger) -> None:
@@ -23,8 +24,10 @@ class Metrics:
         self._flushed = time.monotonic()
         self._step = -1
         self._latest: dict[str, tuple[int, float]] = {}
+        self._extremes: dict[str, list[float]] = {}
+        """Name -> the lowest value and its step, the highest value and its step."""
 
-    def begin(self, step: int) -> None:
+    def on_step(self, step: int) -> None:
         """Values logged from now on belong to this step."""
         self._step = step
 
@@ -33,7 +36,13 @@ class Metrics:
         if values:
             self._pending.append((self._step, values))
 
-    def flush_if_due(self) -> None:
+    on_loop_end = on_step
+
+    def on_evaluation(self, step: int) -> None:
+        """Values that functions of `run.every` log belong to the last step done."""
+        self._step = step - 1
+
+    def on_boundary(self, step: int) -> None:
         """Write the pending values if there are many, or if they are old."""
         if self._pending and (
             len(self._pending) >= _MAX_PENDING or time.monotonic() - self._flushed >= _MAX_AGE_S
@@ -54,7 +63,9 @@ class Metrics:
             for name, value in values.items():
                 if isinstance(value, torch.Tensor):
                     values[name] = next(numbers[value.device])
+                self._latest.pop(name, None)  # the metric that was logged last comes last
                 self._latest[name] = (step, values[name])
+                self._widen(name, step, values[name])
         self._ledger.write_all("metrics", ({"step": s, "values": v} for s, v in pending))
 
     def latest(self) -> dict[str, tuple[int, float]]:
@@ -64,9 +75,34 @@ class Metrics:
             found |= {k: (step, v) for k, v in values.items() if isinstance(v, float)}
         return found
 
-    def restore(self, latest: dict[str, tuple[int, float]]) -> None:
-        """Restore the value of `latest` from a checkpoint."""
-        self._latest = dict(latest)
+    def _widen(self, name: str, step: int, value: float) -> None:
+        """Take a value into account; NaN is neither the lowest nor the highest."""
+        own = self._extremes.setdefault(name, [value, step, value, step])
+        if not own[0] <= value:
+            own[:2] = [value, step] if value == value else own[:2]
+        if not own[2] >= value:
+            own[2:] = [value, step] if value == value else own[2:]
+
+    def summary(self) -> dict[str, list[float]]:
+        """Name -> last value and step, lowest and step, highest and step, over all attempts.
+
+        The metric that was logged last comes last.
+        """
+        latest, extremes = dict(self._latest), dict(self._extremes)
+        return {name: [value, step, *extremes[name]] for name, (step, value) in latest.items()}
+
+    def capture(self) -> dict[str, Any]:
+        """The values for a checkpoint."""
+        return {"metrics": self.latest(), "extremes": {k: [*v] for k, v in self._extremes.items()}}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restore the values from a checkpoint; one of an earlier version has no extremes."""
+        self._latest = dict(state["metrics"])
+        known = state.get("extremes", {})
+        self._extremes = {
+            name: [*known.get(name, (value, step, value, step))]
+            for name, (step, value) in self._latest.items()
+        }
 
 
 def is_on_host(value: torch.Tensor) -> bool:

@@ -16,7 +16,7 @@ from forge import messages
 from forge.checkpoint.format import shards, tensor_encoding
 from forge.config.schema import NanAction
 from forge.state.registry import StateRegistry
-from forge.training.loop.loop_state import LoopState
+from forge.training.loop.loop_progress import LoopProgress
 from forge.training.nan.update import Updater
 
 _SAMPLE = 256
@@ -34,7 +34,7 @@ class OptimizerSteps:
     """
 
     def __init__(
-        self, live: StateRegistry, loops: LoopState, updater: Updater, action: NanAction
+        self, live: StateRegistry, loops: LoopProgress, updater: Updater, action: NanAction
     ) -> None:
         self._live = live
         self._loops = loops

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from forge.checkpoint.save.distributed_save import Exchange
 from forge.config.schema import Policy
+from forge.group.exchange import Exchange
 from forge.group.group import Coordinator
-from forge.process.time_limit import TimeLimit
+from forge.group.watcher import Watchers
 from forge.shutdown.signal_handler import ShutdownHandler
 from forge.training.loop.evaluations import Evaluations
-from forge.training.loop.loop_state import LoopState
-from forge.training.loop.watcher import Watcher
+from forge.training.loop.loop_progress import LoopProgress
 from forge.training.nan.nan_policy import NanPolicy
 from forge.training.nan.update import Updater
 from forge.training.shutdown import Shutdown
 from forge.training.start.attempt_io import AttemptIO
 from forge.training.train_state import TrainState
+from forge.training.watchers import StopWatcher
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,7 @@ class Parts:
     group: Coordinator
     """All ranks; they do the same at the same boundary."""
     exchange: Exchange
-    loops: LoopState
+    loops: LoopProgress
     train_state: TrainState
     directory: AttemptIO
     """Checkpoints, metrics and the ledger."""
@@ -37,6 +36,6 @@ class Parts:
     evaluations: Evaluations
     """The functions of `run.every`."""
     handler: ShutdownHandler
-    limit: TimeLimit
+    stops: StopWatcher
     shutdown: Shutdown
-    watchers: Sequence[Watcher] = ()
+    watchers: Watchers

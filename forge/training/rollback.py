@@ -11,6 +11,7 @@ from forge.process import sections
 from forge.process.progress import Phase
 from forge.state import rng
 from forge.training.decide import Halt
+from forge.training.loop.loop_state import LoopState
 from forge.training.parts import Parts
 from forge.training.saver import SaveCause
 
@@ -36,8 +37,8 @@ class Rollback:
         self._directory.store.on_all("the save before a rollback", self._saver.wait)
         at_most = first_bad - self._config.steps_back
         found = self._directory.rollback_target(self._train_state.live, at_most)
-        call = self._loops.number
-        if found is None or len(found.state["positions"]) != call + 1:
+        state = LoopState.of(found.state) if found is not None else None
+        if found is None or state is None or len(state.positions) != self._loops.number + 1:
             text = (
                 f"Step {first_bad} is bad, but there is no good checkpoint of this loop up to step"
                 f" {at_most}, to which a rollback could go"
@@ -45,7 +46,7 @@ class Rollback:
             self._shutdown.halt(Halt(text))
         nan, bad_step = self._nan.state_dict(), self._loops.step
         self._directory.metrics.flush()
-        if not self._loops.is_in_pass_of(found.state):
+        if not self._loops.is_in_pass_of(state):
             self._by_restart(found, first_bad)
         loaders = self._loops.loaders.capture()
         self._train_state.load(found)
@@ -53,14 +54,16 @@ class Rollback:
             self._loops.loaders.load(loaders)
         self._nan.load_state_dict(nan)  # budgets are not rolled back
         self._nan.rolled_back()
-        if position is not None and not self._config.skip_data:
-            position.load(found.state["positions"][call])
-        rng.restore(found.state["rng"])
+        saved = state.positions[-1]
+        if position is not None and saved is not None and not self._config.skip_data:
+            position.load(saved)
+        rng.restore(state.rng)
         self._directory.store.discard_after(self._loops.step)
-        self._saver.begin(self._loops.step)
-        self._directory.ledger.write(
-            "rollback", step=self._loops.step, first_bad=first_bad, from_step=bad_step
-        )
+        self._saver.count_from(self._loops.step)
+        self._directory.ledger.progress(self._loops.step, self._loops.planned)
+        summary = self._directory.metrics.summary()
+        steps = {"step": self._loops.step, "first_bad": first_bad, "from_step": bad_step}
+        self._directory.ledger.write("rollback", **steps, summary=summary)
         messages.warn(
             f"Rolled back from step {bad_step} to step {self._loops.step} (rollback"
             f" {self._nan.rollbacks} of at most {self._config.max_rollbacks}). The learning rate is"

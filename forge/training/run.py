@@ -10,11 +10,10 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, NoReturn, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 
 import torch
 
-from forge.checkpoint.load import inspection
 from forge.config.schema import Policy
 from forge.errors import ForgeError
 from forge.jobdir import job_dir
@@ -26,15 +25,15 @@ from forge.state.run_state import RunState
 from forge.training import misuse
 from forge.training.attempt import Attempt
 from forge.training.loop.evaluations import Evaluations
-from forge.training.loop.loop_state import LoopState
-from forge.training.loop.plain import PlainLoops
-from forge.training.loop.pushed import Start
+from forge.training.loop.loop_progress import LoopProgress
 from forge.training.loop.resumable_loader import ResumableLoader
 from forge.training.loop.steps import NESTED
 from forge.training.metrics import checked_values
-from forge.training.nan.nan_policy import NanPolicy
-from forge.training.nan.update import Updater
 from forge.training.start import preflight
+
+if TYPE_CHECKING:
+    from forge.training.loop.plain import PlainLoops
+    from forge.training.loop.pushed import Start
 
 _Batch = TypeVar("_Batch")
 _Other = TypeVar("_Other")
@@ -94,22 +93,18 @@ class Run:
             self.name = preflight.checked_name(name)
             self._config = preflight.checked_config(config)
         self._live = StateRegistry(stateful)
-        self._nan = NanPolicy(self.policy.nan)
-        self._updater = Updater(self._live, self._nan, is_enabled=self.policy.enabled)
         self._evaluations = Evaluations()
         self.state = RunState()
         """A dict for your own values, which are saved and restored with everything else."""
-        self._session: Attempt | None = None
+        self._attempt: Attempt | PlainLoops | None = None
+        """From entering the block on, and after it."""
+        self._loops = LoopProgress()
         self._is_inside = False
-        self._plain = PlainLoops(self._updater, self._evaluations)
 
-    @property
-    def _inner(self) -> Attempt | PlainLoops:
-        return self._session if self._session is not None else self._plain
-
-    @property
-    def _loops(self) -> LoopState | PlainLoops:
-        return self._session.loops if self._session is not None else self._plain
+    def _entered(self, call: str) -> Attempt | PlainLoops:
+        if self._attempt is None or not self._is_inside:
+            raise ForgeError(f"Run.{call}() needs `with forge.Run(...) as run:` around the loop")
+        return self._attempt
 
     @property
     def step(self) -> int:
@@ -136,27 +131,22 @@ class Run:
     @property
     def resumed_from(self) -> str | None:
         """Name of the checkpoint that this attempt resumed from (`step_100`), or None."""
-        return self._session.resumed_from if self._session is not None else None
+        return self._attempt.resumed_from if self._attempt is not None else None
 
     @property
     def is_stopping(self) -> bool:
         """Whether a stop is pending, so that the run saves and exits at the end of this step."""
-        return self._session is not None and self._session.boundary.is_stopping
+        return self._attempt is not None and self._attempt.is_stopping
 
     def __enter__(self) -> Run:
-        self._is_inside = True
         if self.policy.enabled:
-            self._session = Attempt(
-                self.policy,
-                self.name,
-                self._config,
-                self._live,
-                self._nan,
-                self._updater,
-                self._evaluations,
-                self.state,
-            )
-            self._session.open()
+            given = (self.policy, self.name, self._config, self._live, self.state)
+            self._attempt = Attempt(*given, self._evaluations)
+        else:
+            from forge.training.loop.plain import PlainLoops  # enabled Runs need none of it
+
+            self._attempt = PlainLoops(self._live, self._evaluations)
+        self._loops, self._is_inside = self._attempt.loops, True
         return self
 
     def __exit__(
@@ -166,8 +156,8 @@ class Run:
         traceback: TracebackType | None,
     ) -> None:
         self._is_inside = False
-        if self._session is not None:
-            self._session.close(error)
+        if self._attempt is not None:
+            self._attempt.close(error)
 
     @overload
     def steps(self, n: int | None) -> Iterator[int]: ...
@@ -207,8 +197,7 @@ class Run:
             ForgeError: Outside `with forge.Run(...) as run:`, inside a step of another loop, or if
                 the `n` of a later loop is not larger than that of the loop before.
         """
-        if not self._is_inside:
-            raise ForgeError("Run.steps() needs `with forge.Run(...) as run:` around the loop")
+        attempt = self._entered("steps")
         if n is not None:
             misuse.check_count("steps", n, loaders)
         number = math.inf if n is None else n
@@ -218,7 +207,7 @@ class Run:
         if self._loops.is_in_step:
             raise ForgeError(NESTED)
         others = [self.loader(one) for one in loaders[1:]]
-        steps = self._inner.steps(number, first)
+        steps = attempt.steps(number, first)
         return _joined(steps, others) if others else steps
 
     def loader(self, loader: Iterable[_Batch]) -> ResumableLoader[_Batch]:
@@ -237,15 +226,16 @@ class Run:
         Returns:
             An endless iterator.
         Raises:
-            ForgeError: Inside a loop.
+            ForgeError: Outside `with forge.Run(...) as run:`, and inside a loop.
         """
+        attempt = self._entered("loader")
         if self._loops.is_in_step or self._loops.is_in_epochs:
             raise ForgeError(
                 "run.loader() was called inside the loop, where each call would add another loader:"
                 " move it above the loop."
             )
         misuse.check_loader("loader", loader)
-        return self._inner.loader(loader)
+        return attempt.loader(loader)
 
     def epochs(self, n: int) -> Iterator[int]:
         """Yield the epochs from the saved one up to `n`; each has one pass of `run.batches`.
@@ -269,10 +259,9 @@ class Run:
         Raises:
             ForgeError: Outside `with forge.Run(...) as run:`, and after another loop of this Run.
         """
-        if not self._is_inside:
-            raise ForgeError("Run.epochs() needs `with forge.Run(...) as run:` around the loop")
+        attempt = self._entered("epochs")
         misuse.check_count("epochs", n)
-        return self._inner.epochs(n)
+        return attempt.epochs(n)
 
     def batches(self, loader: Iterable[_Batch]) -> Iterator[tuple[int, _Batch]]:
         """Yield `(step, batch)` for one pass through a loader.
@@ -289,7 +278,7 @@ class Run:
             ForgeError: Outside `for epoch in run.epochs(n):`, or twice in one epoch.
         """
         misuse.check_loader("batches", loader)
-        return self._inner.batches(loader)
+        return self._entered("batches").batches(loader)
 
     def open(self) -> Run:
         """Do what `with` does on entry, for code that cannot use a `with` block.
@@ -330,6 +319,8 @@ class Run:
         """
         if not self.policy.enabled:
             return None
+        from forge.checkpoint.load import inspection  # a training itself loads in place
+
         directory = job_dir.current(self.policy.checkpoint.dir, self.name)[1]
         return inspection.state_of(name, directory, self.policy.checkpoint.verify)
 
@@ -356,9 +347,7 @@ class Run:
             ForgeError: Outside `with forge.Run(...) as run:`, after another loop of this Run, or
                 with several objects of `forge.data.resumable`.
         """
-        if not self._is_inside:
-            raise ForgeError("Run.begin() needs `with forge.Run(...) as run:` around the loop")
-        return self._inner.begin()
+        return self._entered("begin").begin()
 
     def boundary(self, step: int, *, epoch: int = 0, taken: int | None = None) -> bool:
         """End one step of a loop begun by `run.begin`; save or stop if that is due.
@@ -380,7 +369,7 @@ class Run:
             Exit: With code 78 if the loader has given the loop another number of batches than
                 `taken`, for example because the loop reads ahead.
         """
-        return self._inner.pass_boundary(step, epoch, taken)
+        return self._entered("boundary").pass_boundary(step, epoch, taken)
 
     def end_loop(self, reason: str = "") -> None:
         """End the loop begun by `run.begin`, after its last step.
@@ -391,7 +380,8 @@ class Run:
         Args:
             reason: The explanation that is shown and stored in the ledger.
         """
-        self._inner.end_loop(reason)
+        if self._attempt is not None:
+            self._attempt.end_loop(reason)
 
     def update(
         self,
@@ -428,7 +418,7 @@ class Run:
                 " inside `for step, batch in run.steps(n, loader):`, or inside run.batches."
             )
         misuse.check_loss("update", loss)
-        return self._updater.update(loss, optimizer, schedule, scaler, clip_norm)
+        return self._entered("update").updater.update(loss, optimizer, schedule, scaler, clip_norm)
 
     def should_step(self, loss: torch.Tensor | float) -> bool:
         """Check the loss under the NaN policy, for loops that call `optimizer.step()` themselves.
@@ -440,9 +430,11 @@ class Run:
             loss: The loss on which `backward` was called.
         Returns:
             Whether to step.
+        Raises:
+            ForgeError: Outside `with forge.Run(...) as run:`.
         """
         misuse.check_loss("should_step", loss)
-        return self._updater.should_step(loss)
+        return self._entered("should_step").updater.should_step(loss)
 
     @misuse.hide_unnamed
     def log(self, *unnamed: NoReturn, **values: Any) -> None:
@@ -456,8 +448,8 @@ class Run:
         """
         misuse.refuse_unnamed_metrics(unnamed)
         checked = checked_values(values)
-        if self._session is not None:
-            self._session.metrics.log(checked)
+        if self._attempt is not None:
+            self._attempt.log(checked)
 
     def every(
         self, steps: int | None = None, *, at_end: bool = False, epochs: int | None = None
@@ -521,8 +513,7 @@ class Run:
             ForgeError: If called anywhere but in a `run.every` function, after a pass of
                 `run.batches`, or in `run.evaluating`.
         """
-        if self._evaluations.may_poll() and self._session is not None:
-            self._session.boundary.check_stop()
+        self._entered("check_stop").check_stop()
         return False
 
     @contextmanager
@@ -556,8 +547,8 @@ class Run:
         Args:
             pin: Keep this checkpoint permanently, as `forge pin` does.
         """
-        if self._session is not None:
-            self._session.boundary.request_save(pin=pin)
+        if self._attempt is not None:
+            self._attempt.save(pin=pin)
 
     def finish(self, reason: str) -> None:
         """End the loop after this step, before its `n` is reached: early stopping.
@@ -579,11 +570,9 @@ class Run:
         Raises:
             ForgeError: Outside the loop, or inside a step if the job has several ranks.
         """
-        if self._session is not None:
-            self._session.boundary.finish(reason)
-        elif not (self._plain.is_in_step or self._evaluations.is_entered):
+        if self._attempt is None:
             raise ForgeError(misuse.FINISH_OUTSIDE_A_LOOP)
-        self._plain.is_finished = True
+        self._attempt.finish(reason)
 
     def on_stop(self, callback: Any, timeout_s: float = stopping.CALLBACK_TIMEOUT_S) -> Any:
         """Call `callback()` after the save when the run is stopped; see `forge.on_stop`.
@@ -595,9 +584,8 @@ class Run:
             The callback, so that `on_stop` works as a decorator.
         """
         misuse.check_function("on_stop", callback, 0)
-        if self._session is not None:
-            self._session.callbacks.append(callback)
-            return stopping.on_stop(callback, timeout_s)
+        if self._attempt is not None:
+            self._attempt.on_stop(callback, timeout_s)
         return callback
 
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 import contextlib
 
 from forge import messages
-from forge.checkpoint.save.distributed_save import Exchange
-from forge.checkpoint.save.staging_pool import Snapshot
+from forge.checkpoint.save.snapshot import Snapshot
 from forge.group import facts
+from forge.group.exchange import Exchange
 from forge.group.facts import StopRequest
 from forge.training.parts import Parts
 from forge.training.saver import SaveCause
@@ -35,6 +35,7 @@ class RunEnd:
         self._store = parts.directory.store
         self._handler = parts.handler
         self._shutdown = parts.shutdown
+        self._stops = parts.stops
         self._kept: Snapshot | None = None
         """A copy of the state at the time when a break left the loop."""
         self._fingerprint = ""
@@ -58,10 +59,6 @@ class RunEnd:
         with contextlib.suppress(Exception):  # the error can be that of a lost device
             self._kept = self._saver.keep(self._loops.step, self._train_state.capture)
             self._fingerprint = self._train_state.fingerprint()
-
-    def save_anew(self) -> None:
-        """The checkpoint of this step is of an earlier boundary, so the loop's end is not saved."""
-        self._saver.evaluated(self._loops.step)
 
     def save_now(self) -> None:
         """`run.save()` outside a loop: after a break, save the state that the loop has left.
@@ -97,7 +94,7 @@ class RunEnd:
 
     def _requested_stop(self) -> str | None:
         is_requested = self._handler.should_shutdown()
-        return facts.to_text(self._shutdown.asked()) if is_requested else None
+        return facts.to_text(self._stops.stop_request()) if is_requested else None
 
     def _save(self) -> None:
         step, saver = self._loops.step, self._saver
@@ -107,7 +104,7 @@ class RunEnd:
         has_changed = any(changed)
         if all(kept):
             self._save_kept(SaveCause.end)
-        elif not (all(saved) and self._store.holds(step, is_complete=False)):
+        elif not (all(saved) and self._store.holds(step)):
             if has_changed:
                 messages.warn(
                     "The state at the end of the last loop was not saved (for lack of memory, or"

@@ -8,20 +8,23 @@ import threading
 import time
 from collections.abc import Callable
 from enum import Enum
-from typing import Any, NoReturn
+from typing import Any
 
 from forge import messages
 from forge.checkpoint import Store
-from forge.checkpoint.save.distributed_save import START
-from forge.checkpoint.save.staging_pool import Snapshot
+from forge.checkpoint.format.manifest import Origin
+from forge.checkpoint.save.snapshot import Snapshot
 from forge.config.schema import CheckpointConfig, OnPendingSave
 from forge.errors import CheckpointError, Exit, unwritable
+from forge.group.facts import SaveRequest
+from forge.group.watcher import Watcher
 from forge.jobdir.ledger import Ledger
 from forge.process import sections
 from forge.process.progress import Phase
 from forge.process.time_limit import RECENT_SAVES, Recent, first_save_s
 from forge.training.loop.pending_snapshot import PendingSnapshot
 from forge.training.nan.nan_policy import NanPolicy
+from forge.training.save_record import Pause, SaveRecord
 
 MAX_FAILURES = 5
 """Failed saves in a row after which the run ends: its progress could not be kept anyway."""
@@ -50,7 +53,7 @@ class SaveCause(Enum):
     """The code after the last loop has changed the state."""
 
 
-class Saver:
+class Saver(Watcher):
     """Saves in this thread or, with `checkpoint.async_save`, in the background."""
 
     def __init__(
@@ -59,11 +62,14 @@ class Saver:
         config: CheckpointConfig,
         ledger: Ledger,
         nan: NanPolicy,
-        *,
-        is_alone: bool = True,
+        origin: Callable[[], Origin] = Origin,
+        summary: Callable[[], dict[str, Any]] = dict,
     ) -> None:
+        every_s = config.every_s
+        self._every_s = every_s if isinstance(every_s, int | float) else None
+        self._record = SaveRecord(ledger, summary)
         self._store = store
-        self._is_alone = is_alone
+        self._origin = origin
         self._config = config
         self._ledger = ledger
         self._nan = nan
@@ -78,12 +84,18 @@ class Saver:
         """The latest time for the first save, by the monotonic clock."""
         self.costs = Recent(RECENT_SAVES)
         """Seconds that saves took, from the start of the snapshot to the commit."""
-        store.before_save = ledger.sync
         self._evaluated: int | None = None
         """The step whose functions have run; its checkpoint on disk can be older than that."""
 
-    def expect(self, num_bytes: int, within_s: float = math.inf) -> None:
-        """Set the number of bytes of parameters, and the seconds until the first save is due."""
+    def expect(self, num_bytes: int, every_s: float | None, within_s: float = math.inf) -> None:
+        """Set what the first save depends on.
+
+        Args:
+            num_bytes: Bytes of the parameters.
+            every_s: Seconds between two periodic saves; None: none are saved by time.
+            within_s: Seconds until the first save is due in any case.
+        """
+        self._every_s = every_s
         self._first_by = time.monotonic() + within_s
         self.costs = Recent(RECENT_SAVES, first_save_s(num_bytes))
 
@@ -99,7 +111,7 @@ class Saver:
         is_waited_for = thread is not None and thread.is_alive()
         return self.costs.longest * (1 + is_waited_for)
 
-    def begin(self, step: int | None) -> None:
+    def count_from(self, step: int | None) -> None:
         """Count intervals from `step`, which is saved; None: there is no checkpoint yet."""
         self._evaluated = None
         self.considered = self._last_step = step
@@ -111,11 +123,22 @@ class Saver:
         if self.considered == step:
             self.considered = step - 1
 
+    def request(self, step: int) -> SaveRequest | None:
+        """A save that is due by time.
+
+        Raises:
+            CheckpointError: If a save in the background has failed for good.
+        """
+        self.check()
+        if not self.is_overdue(step):
+            return None
+        return SaveRequest(step, is_periodic=True, rollbacks=self._nan.rollbacks)
+
     def is_overdue(self, step: int) -> bool:
         """Whether a save is due by time when `step` steps are done."""
         if step == self.considered or (self.considered is None and step == 0):
             return False  # the initial state can be built again
-        now, every_s = time.monotonic(), self._config.every_s
+        now, every_s = time.monotonic(), self._every_s
         return now >= self._first_by or (every_s is not None and now - self._last_time >= every_s)
 
     @sections.in_section(Phase.save, "periodic")
@@ -129,48 +152,46 @@ class Saver:
         if cause is SaveCause.periodic and self._is_skipped(step):
             return
         self._first_by = math.inf
+        pause = self._record.begin(step)
         self.wait()
         is_newer = self._evaluated == step
-        self.begin(step)
+        self.count_from(step)
         began = time.monotonic()
-        snapshot = self._snapshot(step, state, is_complete=False, copy=self._config.async_save)
-        snapshot.replaces = is_newer
+        copy = self._config.async_save
+        snapshot = self._snapshot(step, state, copy=copy, replaces=is_newer)
         if snapshot.is_independent:
+            pause.end()  # from here on training continues
             self._thread = threading.Thread(
                 target=self._commit_beside,
-                args=(snapshot, cause, began),
+                args=(snapshot, cause, began, pause),
                 name="forge-save",
                 daemon=True,
             )
             self._thread.start()
             return
         try:
-            self._commit(snapshot, cause, began)
+            self._commit(snapshot, cause, began, pause)
         except OSError as error:
             self._count_failure(step, error)
 
-    def _snapshot(
-        self, step: int, state: Callable[[], Any], *, is_complete: bool, copy: bool
-    ) -> Snapshot:
-        """Copy the state; if that fails on one rank, it fails on all ranks."""
+    def _snapshot(self, step: int, state: Callable[[], Any], **options: bool) -> Snapshot:
+        """Take a snapshot; if that fails on one rank, it fails on all ranks."""
         try:
-            return self._store.snapshot(step, state(), is_complete=is_complete, copy=copy)
+            return self._take(step, state, **options)
         except (Exception, Exit) as error:
-            if self._is_alone:
+            if self._store.is_alone:
                 raise
-            failure = error
             if isinstance(error, OSError):  # an OSError would be retried, as if a disk were full
-                failure = CheckpointError(f"The state cannot be saved: {error}")
+                error = CheckpointError(f"The state cannot be saved: {error}")
+            self._store.fail_save(error)
 
-        def raising() -> NoReturn:
-            raise failure
-
-        return self._store.on_all(START, raising)
+    def _take(self, step: int, state: Callable[[], Any], **options: bool) -> Snapshot:
+        return self._store.snapshot(step, state(), origin=self._origin(), **options)
 
     def _is_skipped(self, step: int) -> bool:
         """Whether to skip this save because another is in progress; logs a skip."""
         is_busy = self._thread is not None and self._thread.is_alive()
-        is_skipping = self._config.on_pending_save is OnPendingSave.skip and self._is_alone
+        is_skipping = self._config.on_pending_save is OnPendingSave.skip and self._store.is_alone
         if not is_busy or not is_skipping:  # with several ranks, only some of them would skip
             return False
         messages.warn(
@@ -189,19 +210,19 @@ class Saver:
         Raises:
             CheckpointError: If all tries failed.
         """
+        pause = self._record.begin(step)
         self.settle()
-        self.begin(step)
+        self.count_from(step)
         began = time.monotonic()
-        is_final = cause is SaveCause.finished
-        snapshot = self._snapshot(step, state, is_complete=is_final, copy=False)
-        snapshot.is_final, snapshot.replaces = is_final, cause is not SaveCause.stop
-        self._commit_final(snapshot, cause, began)
+        is_final, replaces = cause is SaveCause.finished, cause is not SaveCause.stop
+        snapshot = self._snapshot(step, state, copy=False, is_final=is_final, replaces=replaces)
+        self._commit_final(snapshot, cause, began, pause)
 
     @sections.in_section(Phase.save, "copy")
     def keep(self, step: int, state: Callable[[], Any]) -> Snapshot | None:
         """A copy of the state, for `save_kept`; None if there is no memory for it."""
         self._join()
-        snapshot = self._store.snapshot(step, state(), is_complete=False, copy=True)
+        snapshot = self._take(step, state, copy=True)
         return snapshot if snapshot.is_independent else None
 
     @sections.in_section(Phase.save, "final")
@@ -211,9 +232,10 @@ class Saver:
         Raises:
             CheckpointError: If it cannot be written.
         """
+        pause = self._record.begin(snapshot.step)
         self.settle()
-        self.begin(snapshot.step)
-        self._commit_final(snapshot, cause, time.monotonic())
+        self.count_from(snapshot.step)
+        self._commit_final(snapshot, cause, time.monotonic(), pause)
 
     @sections.in_section(Phase.save, "final")
     def mark_finished(self, step: int, *, has_changed: bool) -> None:
@@ -225,8 +247,8 @@ class Saver:
         Raises:
             CheckpointError: If it cannot be written.
         """
-        mark = self._store.mark_complete
-        self._try_final(step, lambda: mark(step, with_metrics=not has_changed))
+        logged = None if has_changed else self._origin().logged
+        self._try_final(step, lambda: self._store.mark_complete(step, logged))
         self.tidy()
 
     @sections.in_section(Phase.save, "copy")
@@ -243,16 +265,17 @@ class Saver:
         Raises:
             CheckpointError: If it cannot be written.
         """
-        if not self._is_alone:
+        if not self._store.is_alone:
             self._join()  # a background save also communicates with the other ranks
-        if self._store.holds(step, is_complete=False) and self._evaluated != step:
+        if self._store.holds(step) and self._evaluated != step:
             return PendingSnapshot(None)
-        snapshot = self._store.snapshot(step, state(), is_complete=False, copy=True)
+        snapshot = self._take(step, state, copy=True)
 
         @sections.in_section(Phase.save, "held")
         def commit(cause: SaveCause = SaveCause.stop) -> None:
+            pause = self._record.begin(step)
             self.settle()
-            self._commit_final(snapshot, cause, time.monotonic())
+            self._commit_final(snapshot, cause, time.monotonic(), pause)
 
         if not snapshot.is_independent:
             if not may_write:
@@ -268,10 +291,12 @@ class Saver:
         except CheckpointError as error:
             messages.warn(str(error))  # the next save can succeed
 
-    def _commit_final(self, snapshot: Snapshot, cause: SaveCause, began: float) -> None:
+    def _commit_final(
+        self, snapshot: Snapshot, cause: SaveCause, began: float, pause: Pause
+    ) -> None:
         # A process cannot exit while a thread of it deletes a large file: after a stop, the
         # next attempt removes old checkpoints.
-        commit = functools.partial(self._commit, snapshot, cause, began, tidies=False)
+        commit = functools.partial(self._commit, snapshot, cause, began, pause, tidies=False)
         self._try_final(snapshot.step, commit)
 
     def _try_final(self, step: int, write: Callable[[], None]) -> None:
@@ -320,29 +345,30 @@ class Saver:
         elif failure is not None:
             raise failure
 
-    def _commit_beside(self, snapshot: Snapshot, cause: SaveCause, began: float) -> None:
+    def _commit_beside(
+        self, snapshot: Snapshot, cause: SaveCause, began: float, pause: Pause
+    ) -> None:
         try:
-            self._commit(snapshot, cause, began)
+            self._commit(snapshot, cause, began, pause)
         except BaseException as error:  # noqa: BLE001 - raised again by `check`
             self._failure = error
 
     def _commit(
-        self, snapshot: Snapshot, cause: SaveCause, began: float, *, tidies: bool = True
+        self,
+        snapshot: Snapshot,
+        cause: SaveCause,
+        began: float,
+        pause: Pause,
+        *,
+        tidies: bool = True,
     ) -> None:
         begin = time.monotonic()
-        path = self._store.commit(snapshot)
+        path = self._store.commit(snapshot, self._ledger.sync)
         if path is None:
             return
         self._failures = 0
         self.costs.add(time.monotonic() - began)
-        self._ledger.write(
-            "save",
-            step=snapshot.step,
-            reason=cause.name,
-            path=path.name,
-            bytes=snapshot.num_bytes,
-            seconds=round(time.monotonic() - begin, 4),
-        )
+        self._record.end(snapshot, path, cause.name, time.monotonic() - begin, pause)
         if tidies:
             self.tidy()
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from forge import messages
@@ -20,11 +21,12 @@ from forge.errors import (
     Reason,
 )
 from forge.group.facts import StopRequest
+from forge.group.watcher import Watchers
 from forge.process.time_limit import TimeLimit
 from forge.shutdown import stopping
 from forge.shutdown.signal_handler import ShutdownHandler
 from forge.training.decide import Halt
-from forge.training.loop.loop_state import LoopState
+from forge.training.loop.loop_progress import LoopProgress
 from forge.training.start.attempt_io import AttemptIO
 
 ENDS = (CheckpointError, ConfigError, DirectoryInUse, RankFailed, RankLost)
@@ -42,18 +44,18 @@ class Shutdown:
         directory: The attempt's files, in which the reason is recorded.
         handler: Handles signals; forces the exit if stopping takes too long.
         limit: The time limit.
-        before: Called first, so that consequences of the exit are not taken for failures.
+        watchers: Told first, so that they do not take consequences of the exit for failures.
     """
 
     def __init__(
         self,
-        loops: LoopState,
+        loops: LoopProgress,
         directory: AttemptIO,
         handler: ShutdownHandler,
         limit: TimeLimit,
-        before: Callable[[], None],
+        watchers: Watchers,
     ) -> None:
-        self._before = before
+        self._watchers = watchers
         self._loops = loops
         self._directory = directory
         self._handler = handler
@@ -62,17 +64,9 @@ class Shutdown:
         """The exception that ends the process, once it has been raised."""
         handler.held_up_by = self._held_up_by
 
-    def asked(self) -> StopRequest:
-        """The stop that the received signal, or the time limit, leads to."""
-        received = self._handler.signal_received
-        if received is None:
-            return StopRequest(int(ExitCode.REQUEUE), Reason.time_limit)
-        code = int(self._handler.exit_code)
-        return StopRequest(code, Reason.of_code(code), received.name)
-
-    def stop(self, asked: StopRequest, save: Callable[[], None] | None) -> NoReturn:
+    def stop(self, request: StopRequest, save: Callable[[], None] | None) -> NoReturn:
         """Save and exit; in the middle of a step without a save."""
-        name = asked.signal or asked.text or asked.reason.value
+        name = request.signal or request.text or request.reason.value
         self._handler.begin_deadline()
         self._directory.metrics.flush()
         try:
@@ -81,31 +75,39 @@ class Shutdown:
         except ENDS as error:
             self.give_up(error, f"{name}, but {error}")
         details: dict[str, Any] = {}
-        if asked.signal is not None:
-            name, details = f"stopped by {name}", {"signal": asked.signal}
-        elif asked.reason is Reason.time_limit:
+        if request.signal is not None:
+            name, details = f"stopped by {name}", {"signal": request.signal}
+        elif request.reason is Reason.time_limit:
             details = {"left_s": round(self._limit.left_s, 1)}
-        self._leave(asked.code, name, "stop", reason=asked.reason, **details)
+        self._shut_down(request.code, name, "stop", reason=request.reason, **details)
 
     def halt(self, halt: Halt) -> NoReturn:
         """Exit without a save."""
         if halt.code != ExitCode.HALTED:
-            self._leave(halt.code, halt.text, "error", logging.ERROR, halt.reason)
+            self._shut_down(halt.code, halt.text, "error", logging.ERROR, halt.reason)
         self._directory.metrics.flush()
         self._directory.saver.finish()
         text = f"halted by the NaN policy. {halt.text}; {self._directory.in_place()}"
-        self._leave(halt.code, text, "halt", logging.ERROR)
+        self._shut_down(halt.code, text, "halt", logging.ERROR)
 
     def restart(self, text: str) -> NoReturn:
         """Exit, to be started again from the last checkpoint."""
-        self._leave(int(ExitCode.REQUEUE), text, "stop")
+        self._shut_down(int(ExitCode.REQUEUE), text, "stop")
 
     def give_up(self, error: ForgeError, text: str | None = None) -> NoReturn:
         """Exit for an error that no later step can fix."""
         text = text or str(error)
         if isinstance(error, RankLost):
             self._handler.begin_deadline()
-        self._leave(error.exit_code, text, "error", logging.ERROR, error.reason)
+        self._shut_down(error.exit_code, text, "error", logging.ERROR, error.reason)
+
+    @contextmanager
+    def giving_up(self) -> Iterator[None]:
+        """In the block, an error that no later step can fix ends the job."""
+        try:
+            yield
+        except ENDS as error:
+            self.give_up(error)
 
     def raise_again(self) -> None:
         """Raise the exit again if the script has caught it."""
@@ -119,7 +121,7 @@ class Shutdown:
         elif error is not None and self._handler.should_shutdown():  # a helper got it first
             stopping.last_act(int(ExitCode.FORCED), Reason.forced)
 
-    def _leave(
+    def _shut_down(
         self,
         code: int,
         text: str,
@@ -129,9 +131,14 @@ class Shutdown:
         **details: Any,
     ) -> NoReturn:
         """Log, run callbacks, end child processes, raise; `reason` defaults to that of the code."""
-        self._before()
+        for tell in self._watchers.on_stop:
+            tell()
         reason = reason or Reason.of_code(code)
-        self._directory.end(kind, reason, text, self._loops.step, code, level, **details)
+        asked_at = self._handler.asked_at
+        if asked_at is not None:
+            waited_s = time.monotonic() - asked_at
+            details["asked"] = round(time.time() - waited_s, 3)
+        self._directory.record_end(kind, reason, text, self._loops.step, code, level, **details)
         self._loops.close()  # DataLoader workers shut down by themselves, before other children
         self.exit = stopping.leave(int(code), text, reason)
         raise self.exit

@@ -8,45 +8,56 @@ from typing import Any
 
 from forge.checkpoint import Checkpoint
 from forge.checkpoint.format.codec import Encoder
-from forge.checkpoint.io.copying import digest
-from forge.jobdir.ledger import Ledger
+from forge.checkpoint.host_memory import digest
+from forge.group.watcher import Watcher
 from forge.process import sections
 from forge.process.progress import Phase
-from forge.state import rng
 from forge.state.registry import StateRegistry
 from forge.state.run_state import RunState, copied
+from forge.training.loop.loop_progress import LoopProgress
 from forge.training.loop.loop_state import LoopState
-from forge.training.metrics import Metrics
-from forge.training.nan.nan_policy import NanPolicy
 from forge.training.nan.update import Updater
+from forge.training.start.attempt_io import AttemptIO
 from forge.training.start.checkpoint_owner import CheckpointOwner
 
 
-class TrainState:
+class TrainState(Watcher):
     """All state of a run, captured together at a step boundary.
 
     Args:
         live: The objects that were given to `forge.Run`.
         own: `run.state`.
         loops: The current step and loop.
-        nan: Counters of the NaN policy.
-        updater: How far the scales of the GradScalers have fallen.
+        updater: Counters of the NaN policy; how far the scales of the GradScalers have fallen.
+        owner: Adapts loaded state to the job's config.
+        directory: The ledger, and the metrics that are saved too.
     """
 
     def __init__(
-        self, live: StateRegistry, own: RunState, loops: LoopState, nan: NanPolicy, updater: Updater
+        self,
+        live: StateRegistry,
+        own: RunState,
+        loops: LoopProgress,
+        updater: Updater,
+        owner: CheckpointOwner,
+        directory: AttemptIO,
     ) -> None:
         self.live = live
         self._own = own
         self._loops = loops
-        self._nan = nan
         self._updater = updater
-
-    def belongs_to(self, owner: CheckpointOwner, ledger: Ledger, metrics: Metrics) -> None:
-        """Set the job: loaded state is adapted to its config, and its metrics are restored."""
         self._owner = owner
-        self._ledger = ledger
-        self._metrics = metrics
+        self._ledger = directory.ledger
+        self._metrics = directory.metrics
+
+    def request(self, step: int) -> None:
+        """Refuse, at each boundary, a change that no checkpoint could restore.
+
+        Raises:
+            ConfigError: Names it.
+        """
+        self.live.check_groups()
+        self._loops.fixed.check()
 
     def capture(self) -> dict[str, Any]:
         """Everything that a checkpoint contains."""
@@ -56,16 +67,15 @@ class TrainState:
         live = self.live.capture()
         self.check_own(live)
         loops, own = self._loops.capture(), self._own.capture()
-        epochs = loops["epochs"]
-        if epochs and epochs["values"] and _fingerprint(epochs["values"]) == _fingerprint(own):
-            epochs["values"] = True  # saved once
+        epochs = loops.epochs
+        values = epochs.values if epochs is not None else None
+        if epochs and isinstance(values, dict) and _fingerprint(values) == _fingerprint(own):
+            epochs.values = True  # saved once
         return {
             "live": live,
-            "nan": self._nan.state_dict(),
-            "overflows": self._updater.overflows.state_dict(),
-            **loops,
-            "metrics": self._metrics.latest(),
-            "rng": rng.capture(),
+            **self._updater.state_dict(),
+            **loops.stored(),
+            **self._metrics.capture(),
             **own,
         }
 
@@ -80,7 +90,7 @@ class TrainState:
 
         def saved() -> dict[str, Any]:
             if live is None:
-                return self.live.ask()
+                return self.live.read_states()
             return {**live["states"], "unregistered": live["unregistered"], ".grad": live["grads"]}
 
         self._own.check_alone(self.live.given, saved)
@@ -101,13 +111,12 @@ class TrainState:
         owned = found.fill()
         self._owner.adapt(state["live"]["states"], found.manifest.job, self._ledger)
         self.live.load(state["live"], owned)
-        self._nan.load_state_dict(state["nan"])
-        self._updater.overflows.load_state_dict(state["overflows"])
-        self._metrics.restore(state["metrics"])
-        self._loops.load(state)
-        place = self._loops.place
-        if place is not None and place.values is True:
-            place.values = copied({name: state[name] for name in self._own.capture()})
+        self._updater.load_state_dict(state)
+        self._metrics.restore(state)
+        self._loops.load(LoopState.of(state))
+        epochs = self._loops.epochs
+        if epochs is not None and epochs.values is True:
+            epochs.values = copied({name: state[name] for name in self._own.capture()})
         self._own.restore(state)
 
 

@@ -11,7 +11,7 @@ import torch
 from forge.checkpoint import Manifest
 from forge.checkpoint.format import codec, manifest, tensorfile
 from forge.checkpoint.format.checksums import entry_of, num_chunks
-from forge.checkpoint.format.names import STATE, TENSORS
+from forge.checkpoint.format.manifest import STATE, TENSORS
 from forge.errors import CheckpointError, DamagedCheckpoint
 
 
@@ -73,11 +73,11 @@ HOSTILE = {
     ),
     "a path upwards": (
         lambda p: rewrite(p, files={"../x": entry_of(b"")}),
-        "names a file outside the checkpoint",
+        "does not name two files for each of 1 ranks",
     ),
     "an absolute path": (
         lambda p: rewrite(p, files={"/etc/passwd": entry_of(b"")}),
-        "names a file outside the checkpoint",
+        "does not name two files for each of 1 ranks",
     ),
     "a link out": (linked, "is not a regular file|cannot be opened"),
     "a size that is not there": (
@@ -105,12 +105,12 @@ def test_more_metrics_than_would_be_read_again_are_refused_as_they_are_written(
 ):
     """Without the limit, forge would write checkpoints that it can neither read nor remove."""
     commit(store, 1)
-    store.logged = lambda: {f"sample_{i}/loss": (1, 0.5) for i in range(20_000)}
-    commit(store, 2)
+    logged = {f"sample_{i}/loss": (1, 0.5) for i in range(20_000)}
+    commit(store, 2, logged)
     assert store.newest().manifest.metrics["sample_9/loss"] == 0.5
     monkeypatch.setattr(manifest, "MAX_BYTES", 1 << 20)
     with pytest.raises(CheckpointError, match=r"run\.log got 20000 different names"):
-        commit(store, 3)
+        commit(store, 3, logged)
     assert [path.name for path in store.directory.glob("*step_3*")] == []
     monkeypatch.undo()
     assert store.newest().manifest.step == 2
@@ -119,8 +119,8 @@ def test_more_metrics_than_would_be_read_again_are_refused_as_they_are_written(
 def test_a_manifest_of_forty_thousand_metrics_is_read_again(store, commit):
     """An evaluation that logs every sample is no reason to lose the run."""
     name = "validation/" + "a" * 200
-    store.logged = lambda: {f"{name}/{i}": (1, 0.5) for i in range(40_000)}
-    assert (commit(store, 1) / manifest.NAME).stat().st_size > 16 << 20
+    logged = {f"{name}/{i}": (1, 0.5) for i in range(40_000)}
+    assert (commit(store, 1, logged) / manifest.NAME).stat().st_size > 16 << 20
     assert len(store.newest().manifest.metrics) == 40_000
 
 
@@ -134,4 +134,4 @@ def test_more_than_would_be_read_again_is_refused_at_the_start(limit, store, mon
     with pytest.raises(CheckpointError, match=r"the limit is 6000\. Let state_dict"):
         store.check_savable(state)
     with pytest.raises(CheckpointError, match="Let state_dict"):
-        store.commit(store.snapshot(1, state, is_complete=False, copy=False))
+        store.commit(store.snapshot(1, state, copy=False))

@@ -14,11 +14,12 @@ import warm
 from forked import completed
 from ranked import RankedJob
 from repository import ROOT
+from rows import few
 from warm import IS_QUICK
 
 import forge
 from forge.checkpoint.format import manifest
-from forge.checkpoint.format.names import files_of
+from forge.checkpoint.format.manifest import files_of
 
 
 def ranks(directory, size, wrap="rows", **spec):
@@ -61,7 +62,7 @@ def test_any_number_of_ranks_has_the_same_whole(size, saved, tmp_path):
     assert [one["own"][0] for one in again] == [*range(size), *[0] * (4 - size)]
 
 
-@pytest.mark.parametrize("wrap", ["rows", "replicas", "plain"])
+@pytest.mark.parametrize("wrap", few(2, ["rows", "replicas", "plain"]))
 def test_what_no_other_rank_can_have_is_not_compared(wrap, tmp_path):
     """Digests of the shards would cost as much as for a whole model, and find no duplicates."""
     for one in ranks(tmp_path, 2, wrap, save=1):
@@ -78,13 +79,7 @@ def test_an_optimizer_whose_state_is_of_another_kind_is_the_same_too(tmp_path):
 
 @pytest.mark.parametrize(
     ("size", "wrap"),
-    [
-        (4, "replicas"),
-        (3, "columns"),
-        (1, "plain"),
-        pytest.param(2, "columns", marks=pytest.mark.proofs),
-        pytest.param(2, "plain", marks=pytest.mark.proofs),
-    ],
+    few(2, [(3, "columns"), (1, "plain"), (4, "replicas"), (2, "columns"), (2, "plain")]),
 )
 def test_however_it_is_sharded_the_whole_is_the_same(size, wrap, saved, tmp_path):
     """Rows become columns, shards become a plain model, and back: only slices are matched."""
@@ -105,14 +100,7 @@ def test_a_rank_opens_the_files_that_it_needs(saved, tmp_path):
 
 @pytest.mark.parametrize(
     ("harm", "size"),
-    [
-        ("gone", 1),
-        ("flipped", 4),
-        *(
-            pytest.param(*one, marks=pytest.mark.proofs)
-            for one in [("gone", 4), ("flipped", 1), ("cut", 1), ("cut", 4)]
-        ),
-    ],
+    few(1, [("flipped", 3), ("gone", 1), ("gone", 4), ("flipped", 1), ("cut", 1), ("cut", 4)]),
 )
 def test_one_damaged_shard_is_damage_for_all(harm, size, saved, tmp_path):
     """All ranks take the previous checkpoint, even if fewer ranks than before load it."""

@@ -106,7 +106,7 @@ for line in sys.stdin:
         setattr(os, name, deadly(getattr(os, name)))
     store = Store(Path(sys.argv[1]), CheckpointConfig(keep_last=2))
     for one in (step, step):  # the second replaces the first, as a finish does a stop
-        store.commit(store.snapshot(one, state_of(one), is_complete=one == step, copy=False))
+        store.commit(store.snapshot(one, state_of(one), copy=False))
         store.retain()
     store.close()  # what is being deleted is another place to be killed at
     os._exit(0)
@@ -117,7 +117,7 @@ def test_a_kill_between_any_two_calls_leaves_the_newest_loadable(tmp_path, state
     """Every place where a SIGKILL can fall, one after the other, and then the next attempt."""
     directory = tmp_path / "checkpoints"
     with _closing(directory) as store:
-        store.commit(store.snapshot(0, state_of(0), is_complete=False, copy=False))
+        store.commit(store.snapshot(0, state_of(0), copy=False))
     process = warm.Popen(
         [sys.executable, "-c", KILLED, str(directory), stores.__file__.rpartition("/")[0]],
         stdin=subprocess.PIPE,
@@ -161,6 +161,24 @@ class _closing:
         self.store.close()
 
 
+def test_a_copy_can_be_committed_again_if_only_the_link_failed(open_store, state_of, monkeypatch):
+    """A stop tries its save three times, from the same copy."""
+    store = open_store()
+    snapshot = store.snapshot(1, state_of(1), copy=True)
+    symlink = os.symlink
+
+    def failing(*_):
+        monkeypatch.setattr(os, "symlink", symlink)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "symlink", failing)
+    with pytest.raises(OSError, match="No space left"):
+        store.commit(snapshot)
+    assert store.commit(snapshot) == store.directory / "step_1"
+    assert os.readlink(store.directory / "latest") == "step_1"
+    assert_holds(store, 1, state_of)
+
+
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC, errno.EDQUOT], ids=errno.errorcode.get)
 @pytest.mark.parametrize("has_same_step", [False, True], ids=["new", "replacing"])
 def test_a_failure_of_any_call_changes_nothing_and_the_next_save_works(
@@ -190,7 +208,7 @@ def test_a_failure_of_any_call_changes_nothing_and_the_next_save_works(
         for name in names:
             monkeypatch.setattr(os, name, failing(real[name]))
         try:
-            commit(store, 2, is_complete=True)
+            commit(store, 2)
             has_failed = False
         except OSError as raised:
             assert raised.errno == error  # noqa: PT017 - success ends the loop
@@ -242,7 +260,7 @@ store = Store(directory, CheckpointConfig(keep_last=9))
 ledger = Ledger(directory)
 def commit(step):
     state = {"w": torch.full((40_000,), float(step))}
-    store.commit(store.snapshot(step, state, is_complete=False, copy=False))
+    store.commit(store.snapshot(step, state, copy=False))
 commit(1)
 Path(sys.argv[1], "reserve").write_bytes(bytes(200_000))
 try:

@@ -15,7 +15,7 @@ import torch
 from forge.checkpoint import Manifest
 from forge.checkpoint.format.checksums import entry_of
 from forge.checkpoint.format.leaves import differences
-from forge.checkpoint.format.names import TENSORS
+from forge.checkpoint.format.manifest import TENSORS
 
 
 def forge_command(*arguments):
@@ -45,7 +45,8 @@ def test_show_begins_with_step_time_size_state_and_how_to_resume(store):
         "none": None,
         "empty": {},
     }
-    store.commit(store.snapshot(7, state, is_complete=True, copy=False))
+    store.commit(store.snapshot(7, state, copy=False))
+    store.mark_complete(7)
     code, shown, error = forge_command("show", "-v", store.directory)
     assert (code, error) == (0, "")
     lines = shown.splitlines()
@@ -105,8 +106,8 @@ def test_diff_prints_each_leaf_that_differs(store):
         "new": [1],
     }
     del other["gone"]
-    store.commit(store.snapshot(1, state, is_complete=False, copy=False))
-    store.commit(store.snapshot(2, other, is_complete=False, copy=False))
+    store.commit(store.snapshot(1, state, copy=False))
+    store.commit(store.snapshot(2, other, copy=False))
     code, shown, error = forge_command(
         "diff", store.directory / "step_1", store.directory / "step_2"
     )
@@ -194,7 +195,7 @@ def test_show_has_a_line_for_each_object_of_a_run(store):
     """A thousand lines of tensors would push the important lines out of the terminal."""
     weights = {f"layer{n}.w": torch.ones(256) for n in range(1000)}
     state = {"live": {"states": {"model": weights, "ema": {"w": torch.ones(2)}}}, "step": 3}
-    store.commit(store.snapshot(3, state, is_complete=False, copy=False))
+    store.commit(store.snapshot(3, state, copy=False))
     _, shown, _ = forge_command("show", store.directory)
     rows = [line.split() for line in shown.partition("\n\n")[2].splitlines()]
     assert rows[0] == ["model", "1000", "tensors,", "0", "values", "1000.0", "KiB"]
@@ -204,7 +205,7 @@ def test_show_has_a_line_for_each_object_of_a_run(store):
 
 def test_show_of_a_damaged_checkpoint_says_so_and_what_a_resume_takes(store):
     """A script can recognize a damaged checkpoint by the exit code of `forge show`."""
-    store.commit(store.snapshot(1, {"w": torch.ones(64)}, is_complete=False, copy=False))
+    store.commit(store.snapshot(1, {"w": torch.ones(64)}, copy=False))
     path = store.directory / "step_1"
     (path / TENSORS).write_bytes((path / TENSORS).read_bytes()[:-1])
     code, shown, error = forge_command("show", path)
@@ -227,6 +228,6 @@ def test_show_names_the_command_that_resumes_from_the_newest(step, expected, ope
     (tmp_path / "job" / ".forge" / "resume.sh").touch()
     store = open_store(tmp_path / "job" / "checkpoints")
     for number in (1, 2):
-        store.commit(store.snapshot(number, {}, is_complete=False, copy=False))
+        store.commit(store.snapshot(number, {}, copy=False))
     _, shown, _ = forge_command("show", store.directory / f"step_{step}")
     assert re.search(expected, shown, re.M | re.S), shown

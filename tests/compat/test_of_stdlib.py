@@ -1,5 +1,6 @@
 """What forge needs of the standard library's private parts."""
 
+import argparse
 import multiprocessing
 import os
 import subprocess
@@ -36,3 +37,12 @@ def test_resource_tracker_pid_where_none_was_started():
     with contract(of_stdlib.resource_tracker_pid):
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         assert done.stdout == "None\n", done.stderr
+
+
+def test_options():
+    """Shells complete the options of a command."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("-f", "--follow", action="store_true")
+    parser.add_argument("path")
+    with contract(of_stdlib.options):
+        assert of_stdlib.options(parser) == ["--follow", "--help", "-f", "-h"]

@@ -86,6 +86,7 @@ def test_a_plan_of_the_version_before_is_read(tmp_path):
     content["requeue"]["max_unfair"] = 10
     content["requeue"]["no_progress_limit"] = content["requeue"].pop("max_no_progress")
     content["lead_s"] = content.pop("warning_s")
+    content["place"] = content.pop("inode")
     assert plan.from_json(content, "plan.json") == planned()
 
 

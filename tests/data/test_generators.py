@@ -1,6 +1,7 @@
 """Random generators of a loader, of its parts, or of objects that forge cannot see."""
 
 import pytest
+from rows import few
 
 SCRIPT = "generators.py"
 
@@ -16,13 +17,13 @@ def test_the_generator_of_a_sampler_inside_another_batch_sampler(stop_and_compar
     assert "iterates the EverySecond again" in job.output
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", few(1, [2, 0]))
 def test_a_stateful_loader_with_a_generator(workers, stop_and_compare):
     """The loader's state has the position in this epoch, but not the order of the next one."""
     stop_and_compare("step 13", SCRIPT, loop="stateful", workers=workers)
 
 
-@pytest.mark.parametrize("kind", ["plain", "persistent", "stateful", "own", "transformed"])
+@pytest.mark.parametrize("kind", few(2, ["persistent", "own", "plain", "stateful", "transformed"]))
 def test_what_workers_draw_to_collate_a_seeded_batch_is_drawn_again(kind, stop_and_compare):
     """A resume does not load the batches before the stop again, so their draws must not matter.
 

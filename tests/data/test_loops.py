@@ -6,6 +6,7 @@ import itertools
 import pytest
 import torch
 from nan_trainer import outliving
+from rows import few
 from torch.utils.data import DataLoader
 
 import forge
@@ -107,7 +108,7 @@ def shared_phases(run, loader, train):
         train(run, step, x)
 
 
-@pytest.mark.parametrize("crash_at", [0, 1, 7, 8, 9, 14, 15, 17])
+@pytest.mark.parametrize("crash_at", few(4, [7, 8, 14, 17, 0, 1, 9, 15]))
 def test_phases_with_loaders_of_their_own_resume_in_the_right_one(crash_at, trainer, undisturbed):
     """Warm-up, training, cool-down in one Run."""
     one, (whole, expected) = trainer(), undisturbed(phases)
@@ -126,7 +127,7 @@ def broken_phases(run, loader, train):
         train(run, step, x)
 
 
-@pytest.mark.parametrize("crash_at", [4, 5, 6, 11])
+@pytest.mark.parametrize("crash_at", few(2, [5, 11, 4, 6]))
 def test_a_phase_that_a_break_has_ended_is_not_entered_again(crash_at, trainer, undisturbed):
     """Early stopping of the warm-up, then a kill in the training after it."""
     one, (whole, expected) = trainer(), undisturbed(broken_phases)
@@ -135,7 +136,7 @@ def test_a_phase_that_a_break_has_ended_is_not_entered_again(crash_at, trainer, 
     assert one.metrics == whole.metrics
 
 
-@pytest.mark.parametrize("crash_at", [7, 9, 14])
+@pytest.mark.parametrize("crash_at", few(2, [7, 9, 14]))
 def test_phases_that_share_a_loader_go_on_with_its_generator(crash_at, trainer, undisturbed):
     """The second phase shuffles on where the first ended."""
     one, (whole, expected) = trainer(), undisturbed(shared_phases)
@@ -214,7 +215,7 @@ def test_a_break_counts_its_step_though_something_holds_the_loop(trainer):
     assert (one.directory / "latest").resolve().name == "step_5"
 
 
-@pytest.mark.parametrize("first", [1, 6, 7])
+@pytest.mark.parametrize("first", few(2, [7, 1, 6]))
 def test_a_finished_run_that_is_made_longer_goes_on_exactly(first, trainer, undisturbed):
     """`steps=15` after `steps=7` is what people do when the loss still falls."""
     one, (whole, expected) = trainer(), undisturbed(plain(15))
@@ -232,7 +233,7 @@ def test_a_finished_run_that_is_made_shorter_is_finished(trainer):
     assert len(one.seen) == 7
 
 
-@pytest.mark.parametrize("every", [1, 2, 3, 5])
+@pytest.mark.parametrize("every", few(1, [3, 1, 2, 5]))
 def test_crashes_at_every_step_change_no_bit(every, trainer, undisturbed):
     """One after the other, each attempt a little further than the last."""
     one, (whole, expected) = trainer(), undisturbed(plain(13))

@@ -6,6 +6,7 @@ import pytest
 import torch
 from nan_trainer import outliving
 from number_datasets import Numbers, Stream
+from rows import each_value, few
 from torch.utils.data import DataLoader, DistributedSampler, SequentialSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -125,8 +126,12 @@ OTHERS = {
 
 @pytest.mark.parametrize(
     ("name", "form"),
-    [(name, "steps") for name in OTHERS]
-    + [(name, form) for name in ("dataset", "shuffle") for form in ("batches", "loader")],
+    few(
+        len(OTHERS) + 2,
+        [(name, "steps") for name in OTHERS]
+        + [("dataset", "batches"), ("shuffle", "loader")]
+        + [("dataset", "loader"), ("shuffle", "batches")],
+    ),
 )
 def test_another_loader_inside_an_epoch_is_refused_by_its_properties(name, form, train):
     """The rest of the epoch would be other batches: the job trained on them in silence."""
@@ -142,8 +147,10 @@ def test_another_loader_inside_an_epoch_is_refused_by_its_properties(name, form,
         train(before(), form, crash_at=4)
 
 
-@pytest.mark.parametrize("form", ["steps", "batches", "loader"])
-@pytest.mark.parametrize("name", ["dataset", "batch size", "drop_last", "list"])
+@pytest.mark.parametrize(
+    ("name", "form"),
+    each_value(["dataset", "batch size", "drop_last", "list"], ["steps", "batches", "loader"]),
+)
 def test_another_loader_at_an_epochs_start_is_named_and_taken(name, form, train, caplog):
     """No batch of the pass was taken: it can be of the new loader."""
     before, after, words = OTHERS[name]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from number_datasets import Numbers, Stream
+from rows import few
 from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
@@ -166,7 +167,7 @@ def seed():
     random.seed(3)
 
 
-@pytest.mark.parametrize("taken", [0, 1, 4, 5, 6, 7, 9, 10, 11, 14])
+@pytest.mark.parametrize("taken", few(6, [0, 1, 4, 5, 6, 10, 7, 9, 11, 14]))
 @pytest.mark.parametrize("name", loaders())
 def test_what_comes_after_a_resume_is_what_would_have_come(name, taken):
     """Batches and draws of two more epochs, after a stop before, at or after an epoch's end."""

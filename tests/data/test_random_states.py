@@ -51,7 +51,7 @@ def test_what_numpy_draws_comes_back_to_the_bit(tmp_path):
     numpy = pytest.importorskip("numpy")
     numpy.random.normal()
     with closing(Store(tmp_path, CheckpointConfig())) as store:
-        store.commit(store.snapshot(1, rng.capture(), is_complete=False, copy=False))
+        store.commit(store.snapshot(1, rng.capture(), copy=False))
         saved = store.newest().state
     expected = [numpy.random.normal(), *numpy.random.randint(99, size=3), numpy.random.rand()]
     numpy.random.rand(1000)

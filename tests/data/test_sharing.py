@@ -43,7 +43,7 @@ def as_rank(monkeypatch):
     """Makes this process one rank of several, without `torch.distributed`."""
 
     def become(rank, size):
-        monkeypatch.setattr(collectives, "place", lambda: (rank, size))
+        monkeypatch.setattr(collectives, "rank_and_size", lambda: (rank, size))
 
     return become
 

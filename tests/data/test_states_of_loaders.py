@@ -174,9 +174,7 @@ def train(tmp_path, monkeypatch):
 NO_PLACE = [Shuffled, Moving, Late, Nothing]
 
 
-@pytest.mark.parametrize(
-    ("kind", "form"), each_value(NO_PLACE, ["steps", "batches", "loader"], num_rows=6)
-)
+@pytest.mark.parametrize(("kind", "form"), each_value(NO_PLACE, ["steps", "batches", "loader"]))
 def test_a_state_that_is_no_place_is_named_and_the_pass_goes_on_where_it_was(
     kind, form, train, caplog
 ):
@@ -196,7 +194,6 @@ def test_a_state_that_is_no_place_is_named_and_the_pass_goes_on_where_it_was(
     each_value(
         [*NO_PLACE, Right, LikeAccelerate],
         [*(("steps", n) for n in (1, 2, 4, 7, 12)), ("batches", 1), ("batches", 7)],
-        num_rows=14,
     ),
 )
 def test_a_crash_anywhere_changes_no_batch(kind, crash, train):

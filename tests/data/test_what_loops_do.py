@@ -3,18 +3,14 @@
 import pytest
 import torch
 from harness import assert_same_run
+from rows import each_value, few
 
 import forge
 
 
 @pytest.mark.parametrize(
     "place",
-    [
-        "step 7",
-        "between",
-        "step 8",
-        "step 13",
-    ],
+    few(2, ["between", "step 8", "step 7", "step 13"]),
 )
 def test_an_evaluation_between_two_loops(place, stop_and_compare):
     """It runs again at a resume; the second loop starts from the random state that it leaves."""
@@ -22,8 +18,9 @@ def test_an_evaluation_between_two_loops(place, stop_and_compare):
     assert job.steps_repeated == [0]
 
 
-@pytest.mark.parametrize("name", ["TERM", "KILL"])
-@pytest.mark.parametrize("loop", ["sharpness", "lists", "combined", "zipped"])
+@pytest.mark.parametrize(
+    ("loop", "name"), each_value(["sharpness", "lists", "combined", "zipped"], ["TERM", "KILL"])
+)
 def test_what_people_give_to_a_run(loop, name, tmp_path, make_job, undisturbed):
     """SAM, optimizers in a list that share their groups, generators of numpy; loaders joined."""
     spec = {"script": "loops.py", "loop": loop, "policy": {"checkpoint": {"every_steps": 4}}}
@@ -54,13 +51,13 @@ def test_a_save_between_two_loops_does_not_move_what_is_drawn_there(tmp_path):
     assert found == train(tmp_path / "undisturbed", is_killed=False)
 
 
-@pytest.mark.parametrize("place", ["step 3", "step 7", "step 12", "step 19"])
+@pytest.mark.parametrize("place", few(2, ["step 7", "step 12", "step 3", "step 19"]))
 def test_what_stands_between_loops_acts_once(place, stop_and_compare):
     """Though it runs again at each resume: it draws what it drew, and changes nothing twice."""
     stop_and_compare(place, loop="stages")
 
 
-@pytest.mark.parametrize("step", [7, 8, 13])
+@pytest.mark.parametrize("step", few(2, [8, 13, 7]))
 def test_what_was_unfrozen_is_trained_on_after_a_resume(step, stop_and_compare):
     """The script freezes it at each start, and thaws it in one step that is not repeated."""
     job = stop_and_compare(f"step {step}", loop="unfreezes")

@@ -124,7 +124,7 @@ def test_a_colleague_can_look_at_what_was_saved_and_logged():
 
         def save():
             store = open_store(found)
-            store.commit(store.snapshot(1, {"x": 1}, is_complete=False, copy=False))
+            store.commit(store.snapshot(1, {"x": 1}, copy=False))
             store.close()
             begin_ledger(found)
 

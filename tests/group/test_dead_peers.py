@@ -65,9 +65,9 @@ def test_a_stranger_at_the_port_is_no_rank():
             stranger.shutdown(socket.SHUT_WR)
             assert stranger.recv(1) == b""  # rejected
     second.join(1, "127.0.0.1", port, 30)
-    second.leave(linger_s=0)
+    second.leave_alone(linger_s=0)
     until(lambda: lost[0] == [1], "end of the other")  # possibly before it was admitted
-    first.leave(linger_s=30)
+    first.leave_alone(linger_s=30)
     first.close()
     second.close()
 
@@ -78,7 +78,7 @@ def test_the_others_hear_who_is_gone_before_rank_0_acts():
 
     def rank_0_acts(number):
         if number == 2:
-            until(lambda: heard == [2], "news on rank 1")
+            until(lambda: 2 in heard, "news on rank 1")
 
     secret = Secret("a", b"key").code_of
     first = LivenessMonitor(3, secret, rank_0_acts)
@@ -87,7 +87,7 @@ def test_the_others_hear_who_is_gone_before_rank_0_acts():
     for rank, one in enumerate(others, 1):
         one.join(rank, "127.0.0.1", port, 30)
     until(lambda: len(first._connections) == 2, "both ranks")
-    others[1].leave(linger_s=0)
+    others[1].leave_alone(linger_s=0)
     until(lambda: heard == [2], "the news")
     for one in (first, *others):
         one.close()

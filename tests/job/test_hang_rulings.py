@@ -8,12 +8,18 @@ import time
 from dataclasses import replace
 
 import pytest
+from plans import planned
 
 from forge.errors import Reason
-from forge.job import hang_files, hangs, preallocated_file
+from forge.filesystem import preallocated_file
+from forge.job import hang_files, hangs
+from forge.job.ending import Ending
 from forge.job.hang_files import HangQuery, HangReport, QueryPhase
 from forge.job.hangs import Hangs, find_culprit
-from forge.job.requeue import Ending
+from forge.job.wrapper import job_of
+from forge.jobdir import job_state
+from forge.jobdir.job_files import job_ledger
+from forge.jobdir.job_state import State
 
 QUERY = HangQuery(attempt=1, rank=0, time=12.5)
 
@@ -43,16 +49,23 @@ class Ruled:
     def __init__(self, folder, ranks=2, action="restart"):
         self.folder, self.forge = folder, folder / ".forge"
         self.files = self.forge / "hang"
-        self.lines, self.said, self.noted = [], [], []
-        self.hangs = Hangs(
-            folder,
-            ranks,
-            action,
-            lambda kind, **more: self.lines.append((kind, more)),
-            self.said.append,
-            self.noted.append,
-        )
-        self.hangs.begin(1)
+        self.said = []
+        self.job = job_of(folder, planned(ranks=ranks), nodes="n1", say=self.said.append)
+        self.job.write(State.running)
+        self.hangs = Hangs(self.job, ranks, action)
+        self.hangs.begin_attempt(1)
+
+    @property
+    def lines(self):
+        """Kind and fields of each event in the job's ledger."""
+        path = job_ledger(self.folder)
+        events = [json.loads(one) for one in path.read_text().splitlines()] if path.exists() else []
+        return [(one.pop("kind"), one) for one in events]
+
+    @property
+    def noted(self):
+        """The hang in the job's state, which the launcher shows."""
+        return job_state.read(self.folder).hang
 
     @property
     def query(self):
@@ -66,8 +79,9 @@ class Ruled:
         """Ranks report without a query that their limit has passed."""
         for one in reports:
             hang_files.write_report(self.forge, one)
-        self.hangs._looked = 0.0  # long ago
-        self.hangs.look(gone or {})
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(hangs, "TICK_S", 0.0)
+            self.hangs.look(gone or {})
 
     def answer(self, *reports, gone=None):
         """Ranks answer the wrapper's query."""
@@ -101,8 +115,8 @@ def test_a_hang_is_shown_by_all_and_then_ended(job):
     assert (found["rank"], found["step"], sorted(found["ranks"])) == (0, 7, ["0", "1"])
     ended = job.hangs.explain(Ending.of(-9, is_held=True))
     assert ended.text == job.said[0].partition("; the job")[0]
-    assert (ended.reason, ended.exit_code, ended.state) == (Reason.hung, 70, "failed")
-    assert job.noted == []  # the launcher prints the reason of the attempt's end anyway
+    assert (ended.reason, ended.exit_code, ended.state) == (Reason.hung, 70, State.failed)
+    assert job.noted == ""  # the launcher prints the reason of the attempt's end anyway
     assert ended.hung_at == 7
 
 
@@ -119,7 +133,8 @@ def test_a_rank_that_waits_for_a_working_rank_does_not_hang(job):
     """Each rank has its own limit: rank 1 can compile for as long as its limit allows."""
     job.answer(report(0), report(1, is_expired=False, excuse="is in `compilation`"))
     assert job.phase is None
-    assert job.lines == [("no hang", {"rank": 0, "because": "rank 1 is in `compilation`"})]
+    ((kind, event),) = job.lines
+    assert (kind, event["rank"], event["because"]) == ("no hang", 0, "rank 1 is in `compilation`")
     assert not (job.folder / "hangs").exists()
     assert job.hangs.explain(Ending.of(-9)).reason is Reason.crashed
 
@@ -145,8 +160,8 @@ def test_a_rank_that_does_not_report_is_the_culprit(tmp_path, monkeypatch):
     """The rank's node can be down before Slurm notices."""
     job = Ruled(tmp_path)
     job.expire(report(0))
-    for phase in hangs._PATIENCE_S:
-        monkeypatch.setitem(hangs._PATIENCE_S, phase, 0.0)
+    for phase in hangs.PATIENCE_S:
+        monkeypatch.setitem(hangs.PATIENCE_S, phase, 0.0)
     job.answer(report(0))
     job.answer(report(0))
     assert job.phase is QueryPhase.end
@@ -219,7 +234,7 @@ def test_warn_goes_on(tmp_path):
     job.answer(*both)
     assert job.phase is None
     assert [kind for kind, _ in job.lines] == ["hang"]
-    assert job.noted == job.said  # the launcher prints the warning, too
+    assert [job.noted] == job.said  # the launcher prints the warning, too
     assert job.hangs.explain(Ending.of(-9)).reason is Reason.crashed
     moved = report(0, count=10), report(1, count=10)
     job.expire(moved[0])
@@ -232,7 +247,7 @@ def test_files_of_an_earlier_attempt_are_removed_when_the_next_begins(job):
     """The wrapper of the earlier attempt was killed before it could delete its query."""
     hang_files.write_report(job.forge, report(1))
     (job.files / ".rank1.tmp-0").write_text("{")  # its supervisor was killed as well
-    job.hangs.begin(2)
+    job.hangs.begin_attempt(2)
     assert list(job.files.iterdir()) == []
 
 
@@ -240,7 +255,7 @@ def test_files_of_another_attempt_are_ignored(job):
     """A network file system can still list a file that was deleted."""
     assert hang_files.read_query(job.forge, 2) is None
     assert hang_files.read_reports(job.forge, 2, range(2)) == []
-    job.hangs.begin(2)
+    job.hangs.begin_attempt(2)
     job.expire(report(0))
     assert hang_files.read_query(job.forge, 2) is None
     assert job.lines == job.said == []
@@ -258,7 +273,7 @@ def test_half_a_report_is_ignored(tmp_path):
 
 def test_without_a_query_the_wrapper_looks_every_two_seconds(job, monkeypatch):
     """The wrapper wakes up much more often, for other reasons."""
-    job.hangs.begin(1)
+    job.hangs.begin_attempt(1)
     now = time.monotonic()
     looks = []
     monkeypatch.setattr(hang_files, "read_reports", lambda *_: looks.append(now))
@@ -366,7 +381,7 @@ def test_a_rank_that_shows_no_stacks_is_not_missing(job, monkeypatch):
     """The rank has reported before; its disk or node was too slow to write the stacks."""
     both = report(0), report(1, step=6)
     job.answer(*both)
-    monkeypatch.setitem(hangs._PATIENCE_S, QueryPhase.stacks, 0.0)
+    monkeypatch.setitem(hangs.PATIENCE_S, QueryPhase.stacks, 0.0)
     job.answer(both[0])
     assert job.phase is QueryPhase.end
     assert "fewest steps" in job.said[0]

@@ -171,7 +171,7 @@ def test_a_rank_that_makes_progress_looks_for_a_query_once_a_minute(tmp_path, he
 def marking(watch, end):
     """A process that writes the heartbeat of a step, and then runs the code `end`."""
     process = Popen([sys.executable, "-c", MARKS + end], env=os.environ | watch.environ, stdin=-1)
-    until(lambda: watch._page.read().pid == process.pid, "the mark")
+    until(lambda: watch.page.read().pid == process.pid, "the mark")
     return process
 
 
@@ -191,9 +191,9 @@ def test_who_was_killed_in_a_step_does_not_hang_there(tmp_path, end):
     task.marks.close()
     process = marking(task.watch, end)
     task.pass_s(4)
-    assert task.watch._waited_s > 3
+    assert task.watch.waited_s > 3
     process.communicate(b"1") if "exit" in end else process.stdin.close()
-    until(lambda: not task.watch._page.is_held(), "the end")
+    until(lambda: not task.watch.page.is_held(), "the end")
     task.pass_s(100)
     assert task.expired is None
     task.ask()
@@ -253,7 +253,7 @@ def test_stacks_are_gathered_without_waiting(task, monkeypatch):
     assert task.watch.tick_s == hang_watch.TICK_S
     task.watch.tick(0.5, is_stopping=False)
     while task.answer() is None:
-        assert task.watch.tick_s == hang_watch._BUSY_TICK_S
+        assert task.watch.tick_s == hang_watch.BUSY_TICK_S
         task.watch.tick(0.05, is_stopping=False)
     text = (task.forge.parent / "hangs/1/rank_0.txt").read_text()
     assert f"== process {os.getpid()}" in text

@@ -14,8 +14,11 @@ from sweeps import App
 from forge.config.loading import load
 from forge.config.schema import Policy, RequeueConfig, RequeueRule
 from forge.errors import ConfigError, ExitCode, Reason
-from forge.job.requeue import Counts, Ending, decide_restart
+from forge.job.ending import Ending
+from forge.job.requeue import decide_restart
+from forge.jobdir.job_state import Counts
 from forge.jobdir.plan import ExecPlan, RequeueLimits
+from forge.jobdir.rank_report import RankReport
 
 KILLED = Ending.of(-signal.SIGKILL)
 REQUESTED = Ending.of(ExitCode.REQUEUE)
@@ -40,7 +43,7 @@ def rules(*pairs) -> list[RequeueRule]:
 
 def command(code, *stops, is_held=False, **how) -> Ending:
     """The end of a command of `forge exec` that got these signals."""
-    report = {"code": code, "stops": stops, "is_held": is_held}
+    report = RankReport(code=code, stops=[*stops], is_held=is_held)
     return Ending.of_command(report, ExecPlan(**how), {"USR1": "requeue", "TERM": "stop"})
 
 
@@ -134,7 +137,7 @@ ENDINGS = [
 @pytest.mark.parametrize(("ending", "reason", "text", "state"), ENDINGS)
 def test_an_attempt_has_one_reason_and_a_text(ending, reason, text, state):
     """A wrong reason would send the user to look for the wrong fault."""
-    assert (ending.reason, ending.text, ending.state) == (reason, text, state)
+    assert (ending.reason, ending.text, ending.state.name) == (reason, text, state)
     assert ending.ended_as == ("checkpointed" if ending == command(75) else state)
     assert (ending.exit_code == 0) == (state == "finished")
 
@@ -372,7 +375,7 @@ def test_pauses_grow_while_the_cluster_ends_whatever_begins():
     ]
     assert pauses == [0, 30, 60, 120, 240, 480, 900, 900, 900]
     assert decide_restart(PREEMPTED, counts, limits(), 4, is_cut_short=True).pause_s == 0
-    assert counts.unfair == 0
+    assert counts.early_evictions == 0
 
 
 def test_pauses_grow_while_a_program_asks_at_once_to_be_run_again():

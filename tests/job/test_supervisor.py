@@ -14,7 +14,8 @@ import pytest
 from harness import until, wait_for
 from started import Popen
 
-from forge.job.supervisor import Supervisor
+from forge.job.deadline import Deadline
+from forge.jobdir.rank_report import RankReport
 from forge.process import processes
 
 MARK = "FORGE_TEST_MARK"
@@ -24,7 +25,14 @@ from pathlib import Path
 from forge.job.supervisor import Supervisor
 
 spec = json.loads(sys.argv[1])
-out = os.open(spec["folder"] + "/out.txt", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC)
+out = os.open(spec["output"], os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC)
+
+class Broken:
+    tick_s, section = 0.01, ""
+
+    def tick(self, passed_s, *, is_stopping):
+        raise OSError(28, "no space")
+
 parent = os.getpid()
 supervisor = os.fork()
 if supervisor == 0:
@@ -36,6 +44,7 @@ if supervisor == 0:
         spec["timeout_s"],
         Path(spec["folder"], "report.json"),
         parent,
+        hang_watch=Broken() if spec["is_watch_broken"] else None,
     ).run()
     os._exit(code)
 print(supervisor, flush=True)
@@ -47,7 +56,7 @@ sys.exit(os.waitstatus_to_exitcode(status) % 256)
 class Watched:
     """A task below a supervisor, whose parent process acts as the job's wrapper."""
 
-    def __init__(self, folder: Path, task: str, timeout_s: float = 0.5, actions=None):
+    def __init__(self, folder: Path, task: str, timeout_s: float = 0.5, actions=None, **more):
         self.folder = folder
         self.mark = f"{folder.name}-{os.getpid()}"
         prolog = "import os, signal, subprocess, sys, time\nfrom pathlib import Path\n"
@@ -57,6 +66,9 @@ class Watched:
             "task": prolog + textwrap.dedent(task),
             "actions": {"TERM": "stop", "USR2": "requeue"} if actions is None else actions,
             "timeout_s": timeout_s,
+            "output": f"{folder}/out.txt",
+            "is_watch_broken": False,
+            **more,
         }
         self.parent = Popen(
             [sys.executable, "-c", STARTER, json.dumps(spec)],
@@ -117,7 +129,7 @@ def watched(tmp_path):
 def test_it_reports_how_the_task_ended(task, code, exit_code, watched):
     """The exit code alone is the same for a kill and for `sys.exit(137)`."""
     one = watched(task)
-    assert one.end() | {"time": 0} == {"code": code, "is_held": False, "time": 0, "node": ""}
+    assert RankReport(**one.end() | {"time": 0.0}) == RankReport(code=code)
     assert one.code == exit_code
 
 
@@ -291,58 +303,47 @@ def test_an_ignored_signal_starts_no_deadline(watched):
     assert one.end()["code"] == 0
 
 
-@pytest.fixture
-def announced(tmp_path):
-    """A supervisor that has just forwarded the announcement of the time limit, 60 s early."""
-    environment = {"FORGE_END_TIME": str(time.time() + 70)}
-    supervisor = Supervisor(
-        [], environment, 1, {}, 10.0, tmp_path / "report.json", 1, announcement="USR2"
-    )
-    supervisor._task = os.getpid()
-    supervisor._begin_deadline(10.0, is_announced=True)
-    return supervisor
+def announced(folder, **environment):
+    """A deadline that the announcement of the time limit has begun, 60 s early."""
+    deadline = Deadline(5.0, environment, folder)
+    deadline.begin(10.0, is_announced=True)
+    return deadline
 
 
-def test_a_task_that_is_told_early_is_not_held(announced):
+def test_a_task_that_is_told_early_is_not_held(tmp_path):
     """The task trains until its save just fits; a preemption before that stops it at once."""
-    assert 70 < announced._deadline <= 75
-    announced._begin_deadline(10.0)
-    assert announced._deadline == 15
+    deadline = announced(tmp_path, FORGE_END_TIME=str(time.time() + 70))
+    assert 70 < deadline.left_s <= 75
+    deadline.begin(10.0)
+    assert deadline.left_s == 15
+    deadline.begin(10.0, is_announced=True)
+    assert deadline.left_s == 15
 
 
-def test_a_limit_that_was_extended_moves_the_deadline(announced, tmp_path):
+def test_a_limit_that_was_extended_moves_the_deadline(tmp_path):
     """The supervisor reads the new time limit, as the task does."""
+    deadline = announced(tmp_path, FORGE_END_TIME=str(time.time() + 70))
     (tmp_path / "end_time").write_text(str(time.time() + 500))
-    announced._deadline = 0.1
-    announced._keep_deadline(1.0)
-    assert not announced.is_held
-    assert 500 < announced._deadline <= 505
+    assert not deadline.pass_by(80.0)
+    assert 500 < deadline.left_s <= 505
+    (tmp_path / "end_time").write_text(str(time.time() - 1))
+    assert deadline.pass_by(600.0)
 
 
-def test_a_full_disk_does_not_keep_a_task_from_being_killed(tmp_path, monkeypatch):
+def test_a_full_disk_does_not_keep_a_task_from_being_killed(watched):
     """The supervisor cannot write its message into the task's output, and must not crash."""
-    killed, full = [], os.open("/dev/full", os.O_WRONLY)
-    monkeypatch.setattr(processes, "kill_descendants", lambda: killed.append(1))
-    one = Supervisor(["true"], {}, full, {}, 1.0, tmp_path / "report.json", os.getpid())
-    one._task, one._reader = 2**22 + 1, -1
-    one._kill("the task hangs")
-    os.close(full)
-    assert killed == [1]
+    one = watched("(folder / 'ready').touch(); time.sleep(600)", timeout_s=0.1, output="/dev/full")
+    one.wait_ready()
+    os.kill(one.supervisor, signal.SIGTERM)
+    report = one.end()
+    assert (report["code"], report["is_held"]) == (-9, True)
 
 
-def test_what_watches_a_task_never_ends_it(tmp_path):
+def test_what_watches_a_task_never_ends_it(watched):
     """Errors of the hang detection, as on a full disk, are logged once; the task continues."""
-
-    class Broken:
-        def tick(self, passed_s, *, is_stopping):
-            raise OSError(28, "no space")
-
-    path = tmp_path / "output"
-    output = os.open(path, os.O_WRONLY | os.O_CREAT)
-    one = Supervisor(["true"], {}, output, {}, 1.0, tmp_path / "report.json", os.getpid())
-    for _ in range(3):
-        one._look_for_hang(Broken(), 0.5)
-    os.close(output)
+    task = "(folder / 'ready').touch(); sys.stdin.read(); time.sleep(0.5)"
+    one = watched(task, is_watch_broken=True)
+    assert one.end()["code"] == 0
     text = "forge: hang detection failed; training continues, and forge tries again: "
     text += "OSError: [Errno 28] no space\n"
-    assert path.read_text() == text
+    assert one.output == text

@@ -24,9 +24,12 @@ from forge.jobdir.job_dir import hydra_quoted
 from forge.launch.exec import command_of
 from forge.process import processes
 
-QUICK = [name for name in COMMANDS if name != "torchrun"]
 CODES = {"cd": 0, "pipeline": -15, "wrapper": 0, "deaf": -9, "daemon": 0, "trap": 0}
 """The exit code of each when it is asked to stop."""
+QUICK = [
+    pytest.param(name, marks=[pytest.mark.proofs] if name in ("cd", "trap") else [])
+    for name in CODES
+]
 
 
 @pytest.fixture
@@ -68,6 +71,7 @@ def test_a_command_that_is_told_to_leave_runs_again_and_nothing_is_left(name, co
         assert steps(job) == list(range(1, 21))  # the command resumed from its save
 
 
+@pytest.mark.proofs
 @pytest.mark.slow
 def test_torchrun_is_told_to_leave_and_its_workers_save(commands):
     """torchrun's workers are in other sessions. torchrun forwards the signal and exits with 1."""
@@ -206,7 +210,7 @@ def test_a_rule_has_its_own_budget(commands):
     assert "rules[0]" in said
 
 
-@pytest.mark.parametrize("code", [9, 3])
+@pytest.mark.parametrize("code", [pytest.param(9, marks=pytest.mark.proofs), 3])
 def test_a_recovery_that_fails_ends_the_job_with_its_code(code, commands):
     """If the recovery fails, the job ends; a rule does not apply to its own recovery."""
     rules = f"resilience.requeue.rules=[{{exit_codes:[3],recover:[bash,-c,'exit {code}']}}]"
@@ -261,7 +265,7 @@ def cgroup():
     folder.rmdir()
 
 
-@pytest.mark.parametrize("is_shell", [False, True])
+@pytest.mark.parametrize("is_shell", [pytest.param(False, marks=pytest.mark.proofs), True])
 def test_a_command_that_was_killed_for_memory_is_told_apart_from_other_kills(
     is_shell, cgroup, commands
 ):
@@ -290,7 +294,10 @@ def test_a_kill_without_a_count_says_only_what_is_known(commands):
 # -- stopped for good ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("number", "reason"), [(2, "interrupted"), (15, "cancelled")])
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [(2, "interrupted"), pytest.param(15, "cancelled", marks=pytest.mark.proofs)],
+)
 def test_after_a_ctrl_c_it_is_not_run_again_until_the_sweep_is(number, reason, commands):
     """The user has stopped the command; the printed command resumes it from its last save."""
     sweep = commands.begin(COMMANDS["trap"])

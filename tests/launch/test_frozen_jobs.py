@@ -11,7 +11,7 @@ from sweeps import CONF, App, SweptJob
 
 from forge.config.schema import Policy
 from forge.jobdir.job_files import PLAN, forge_dir, read_json, write_json
-from forge.launch import plan
+from forge.launch import planning
 from forge.launch.sweep import JobPlace, SweepDir
 
 LIGHT = """
@@ -313,11 +313,11 @@ def test_the_files_edited_while_a_job_waits_are_named_if_it_fails(tmp_path):
 
 def make_plan(directory: Path, threads: int = 4, policy: Policy | None = None, **environment):
     place = JobPlace(0, directory.name, ("a=1",))
-    job = plan.ComposedJob(place, directory, OmegaConf.create(), policy, "a=1", "x", "y", {})
+    job = planning.ComposedJob(place, directory, OmegaConf.create(), policy, "a=1", "x", "y", {})
     with mock.patch.dict(os.environ, environment):
         if not environment:
             os.environ.pop("OMP_NUM_THREADS", None)
-        made = plan.make(job, None, None, threads)
+        made = planning.make(job, None, None, threads)
     forge_dir(directory).mkdir(exist_ok=True)
     made.write(directory)
     return made
@@ -339,17 +339,17 @@ def test_the_number_of_threads_is_that_of_the_first_start(tmp_path):
 
 def test_only_a_checkpoint_makes_a_beginning(tmp_path):
     """A job that has saved no checkpoint counts as not begun, and takes a new config."""
-    assert not plan.has_begun(tmp_path)
+    assert not planning.has_begun(tmp_path)
     (tmp_path / "checkpoints").mkdir()
-    assert not plan.has_begun(tmp_path)
+    assert not planning.has_begun(tmp_path)
     (tmp_path / "checkpoints/step_00000001").mkdir()
-    assert plan.has_begun(tmp_path)
+    assert planning.has_begun(tmp_path)
     make_plan(tmp_path)
     elsewhere = read_json(forge_dir(tmp_path) / PLAN) | {"checkpoint_dir": str(tmp_path / "ck")}
     write_json(forge_dir(tmp_path) / PLAN, elsewhere)
-    assert not plan.has_begun(tmp_path)
+    assert not planning.has_begun(tmp_path)
     (tmp_path / "ck/step_7").mkdir(parents=True)
-    assert plan.has_begun(tmp_path)
+    assert planning.has_begun(tmp_path)
 
 
 def test_a_job_without_a_policy_is_started_once_and_gets_no_signals(tmp_path):
@@ -397,6 +397,6 @@ def test_a_job_is_found_with_another_policy_too(tmp_path):
     first.close()
     jobs = [["resilience.resume=changed", "lr=1"], ["lr=2"], ["lr=2", "resilience.nan.action=halt"]]
     again = SweepDir(tmp_path, set(), is_looked_at=True)
-    assert again.find_all(jobs) == [old, JobPlace(1, "1", first._known[1].overrides), halts]
+    assert again.find_all(jobs) == [old, JobPlace(1, "1", first.known[1].overrides), halts]
     again = SweepDir(tmp_path, set(), is_looked_at=True)
     assert again.find_all([["lr=2"], ["lr=1"], ["lr=3"]]) == [None, old, None]

@@ -4,8 +4,6 @@ import pytest
 from hanging_apps import COMPILES, HangingApp, HangingJob, stopped, traced
 from harness import assert_same_bits, made_once, until
 
-SIZE = 4
-
 
 @pytest.fixture
 def make(tmp_path):
@@ -73,35 +71,37 @@ def test_a_hang_names_its_line_and_the_restart_ends_with_the_same_bits(
 
 
 RANKED = [
-    ("step", "gil", True),
+    ("step", "gil", True, 2),
     *(
-        pytest.param(where, how, ddp, marks=pytest.mark.proofs)
+        pytest.param(where, how, ddp, 4, marks=pytest.mark.proofs)
         for where in ("start_up", "step", "save", "evaluation")
         for how in ("lock", "gil")
         for ddp in (True, False)
-        if (where, how, ddp) != ("step", "gil", True)
     ),
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("where", "how", "ddp"), RANKED)
-def test_one_rank_of_four_hangs_and_is_the_one_that_is_named(make, shared_folder, where, how, ddp):
+@pytest.mark.parametrize(("where", "how", "ddp", "size"), RANKED)
+def test_one_rank_of_several_hangs_and_is_the_one_that_is_named(
+    make, shared_folder, where, how, ddp, size
+):
     """The others wait in a collective, of torch's or of forge's: their stacks say nothing."""
-    app = make(SIZE)
+    app = make(size)
+    culprit = size // 2
     options = () if ddp else ("hang.ddp=false",)
-    app.finish(f"hang.where={where}", f"hang.how={how}", "hang.rank=2", *options)
+    app.finish(f"hang.where={where}", f"hang.how={how}", f"hang.rank={culprit}", *options)
     job = app.job(0)
-    assert_same_end(job, undisturbed(shared_folder, SIZE, *options), SIZE)
+    assert_same_end(job, undisturbed(shared_folder, size, *options), size)
     (hang,) = job.hangs
-    assert (hang["rank"], hang["section"]) == (2, where), job.summary()
+    assert (hang["rank"], hang["section"]) == (culprit, where), job.summary()
     assert app.line(how) in job.output
     found = job.summary()
-    assert sorted(found["ranks"]) == ["0", "1", "2", "3"]
-    for rank in range(SIZE):
+    assert sorted(found["ranks"]) == [str(rank) for rank in range(size)]
+    for rank in range(size):
         assert "most recent call first" in job.stacks(rank)
     if not ddp:
-        waiting = {one["section"] for rank, one in found["ranks"].items() if rank != "2"}
+        waiting = {one["section"] for rank, one in found["ranks"].items() if rank != str(culprit)}
         assert waiting == {"collective"}, found
     assert [one["reason"] for one in job.events("end")] == ["hung", "finished"]
 
@@ -151,30 +151,36 @@ def test_warn_logs_it_once_and_lets_the_job_go_on(make, shared_folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("suspended", [stopped, pytest.param(traced, marks=pytest.mark.proofs)])
-def test_a_suspended_rank_is_no_hang_whatever_the_others_wait_for(make, shared_folder, suspended):
+@pytest.mark.parametrize(
+    ("suspended", "size"),
+    [(stopped, 2), *(pytest.param(one, 4, marks=pytest.mark.proofs) for one in (stopped, traced))],
+)
+def test_a_suspended_rank_is_no_hang_whatever_the_others_wait_for(
+    make, shared_folder, suspended, size
+):
     """Gang scheduling and debuggers stop processes, and let them go on."""
-    app = make(SIZE)
-    where = ("hang.where=step", "hang.how=slow", "hang.rank=2")
+    app = make(size)
+    culprit = size // 2
+    where = ("hang.where=step", "hang.how=slow", f"hang.rank={culprit}")
     sweep = app.start(*where, "resilience.hang.timeout_s=5")
     job = app.job(0)
     mark = job.directory / "stands 0"
-    sweep.wait_for(lambda: mark.exists() and mark.read_text(), "rank 2")
+    sweep.wait_for(lambda: mark.exists() and mark.read_text(), "the rank")
     excuses = lambda: [one["because"] for one in job.events("no hang")]  # noqa: E731
-    excuse = "rank 2 is stopped, or in a debugger"
+    excuse = f"rank {culprit} is stopped, or in a debugger"
     with suspended(int(mark.read_text())):
         (app.folder / "go").touch()  # nothing but the suspension holds it
         # Earlier queries can name a rank that was slow to start.
         until(lambda: excuses().count(excuse) >= 2, "two queries")
     assert sweep.wait() == 0, sweep.output
-    assert_same_end(job, undisturbed(shared_folder, SIZE), SIZE)
+    assert_same_end(job, undisturbed(shared_folder, size), size)
     assert job.hangs == []
     assert not (job.directory / "hangs").exists()
 
 
 @pytest.mark.proofs
 @pytest.mark.slow
-@pytest.mark.parametrize("tasks", [1, SIZE])
+@pytest.mark.parametrize("tasks", [1, 4])
 def test_ten_long_compilations_are_no_hang(make, shared_folder, tasks):
     """Each takes longer than a step may; the other ranks wait in a collective meanwhile."""
     app = make(tasks, misbehave=COMPILES)

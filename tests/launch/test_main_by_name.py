@@ -166,9 +166,9 @@ def test_other_ways_to_start(tmp_path, program):
 
 def test_a_function_is_referred_to_by_name_through_its_decorators():
     """By value it would drag its module's globals along, and lose identity with them."""
-    found = payload._refer_to(json.dumps)
+    found = payload.refer_to(json.dumps)
     assert found == payload._Reference("json", "dumps", 0)
     assert found.resolve() is json.dumps
     unnamed = lambda cfg: cfg  # noqa: E731
-    assert payload._refer_to(unnamed) is unnamed
-    assert payload._refer_to(print.__self__) is print.__self__
+    assert payload.refer_to(unnamed) is unnamed
+    assert payload.refer_to(print.__self__) is print.__self__

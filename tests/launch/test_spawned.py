@@ -18,7 +18,8 @@ MAIN = """
         import torch
         out = HydraConfig.get().runtime.output_dir
         if cfg.by == "torch":
-            torch.multiprocessing.spawn(train, (cfg, out), nprocs=cfg.nprocs)
+            start = torch.multiprocessing.start_processes  # `spawn` takes a second for each
+            start(train, (cfg, out), nprocs=cfg.nprocs, start_method="fork")
         elif cfg.by == "program":
             import subprocess
             sys.exit(subprocess.run([sys.executable, "other.py"]).returncode)
@@ -98,7 +99,7 @@ def test_a_stop_of_the_sweep_waits_for_the_child_to_save(make, undisturbed):
     """Regression test: main's process killed its children after a second, within a step."""
     app = make(LONG_STEP)
     app.hold(0, 21)
-    process, job = app.start("lr=0.1", "by=spawn"), app.job(0)
+    process, job = app.start("lr=0.1", "by=fork"), app.job(0)
     job.wait_for_step(21)
     process.signal(signal.SIGINT)
     assert process.wait() == 130
@@ -237,9 +238,13 @@ def test_another_program_that_a_job_starts_is_no_part_of_it(make):
         0
     ).output.replace("\n", " ")
     assert not (app.folder / "checkpoints").exists()
-    text = OTHER.replace(
-        "forge.Run(", f"forge.Run({{'checkpoint': {{'dir': {str(app.folder / 'own')!r}}}}}, "
-    )
+
+
+@pytest.mark.proofs
+def test_another_program_with_a_directory_of_its_own_trains(make):
+    app = make()
+    own = app.folder / "own"
+    text = OTHER.replace("forge.Run(", f"forge.Run({{'checkpoint': {{'dir': {str(own)!r}}}}}, ")
     (app.folder / "other.py").write_text(text)
     app.finish("lr=0.1", "by=program")
-    assert (app.folder / "own/step_3").is_dir()
+    assert (own / "step_3").is_dir()

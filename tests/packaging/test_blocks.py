@@ -52,6 +52,7 @@ ELSEWHERE = {
     },
     ("docs/how-to/several-ranks.md", "python", 0): "test_typed_ranks.py::test_it_stops_and_goes_on",
     ("docs/how-to/several-ranks.md", "text", 0): "test_typed_ranks.py::test_it_stops_and_goes_on",
+    ("docs/how-to/watch-a-sweep.md", "python", 0): "test_page_of_sweeps.py::test_the_lines_of",
     ("docs/how-to/any-command.md", "yaml", 0): "test_exec.py::test_the_config_of_the_page",
     ("docs/how-to/any-command.md", "yaml", 1): "test_exec.py::test_the_config_of_the_page",
     ("docs/how-to/health.md", "text", 1): "test_verdicts_of_checks.py::test_the_page_shows",
@@ -78,12 +79,14 @@ OUTPUTS = [block for block in BLOCKS if block[1] == "text" and block not in ELSE
 """Output of commands, copied into the page when it was written."""
 
 
-@pytest.mark.parametrize("block", OUTPUTS, ids=[f"{page}-{n}" for page, _, n in OUTPUTS])
-def test_what_a_command_prints_is_what_the_page_shows(block):
+def test_what_a_command_prints_is_what_the_page_shows():
     """If a message changes, the page has to change, too: readers grep for the line."""
-    page, language, which = block
-    lines = readme.blocks(language, ROOT / page)[which].splitlines()
-    unknown = {line: words for line in lines if (words := shown.unknown_in(line))}
+    unknown = {
+        (page, line): words
+        for page, language, which in OUTPUTS
+        for line in readme.blocks(language, ROOT / page)[which].splitlines()
+        if (words := shown.unknown_in(line))
+    }
     assert not unknown
 
 
@@ -92,9 +95,13 @@ def test_a_line_that_nothing_prints_is_found():
     assert "commences" in shown.unknown_in("forge: Training commences at step 0")
 
 
+OF_A_SWEEP = "docs/how-to/watch-a-sweep.md"
+"""Its commands act on a sweep: test_page_of_sweeps.py has one."""
+
+
 def commands():
-    """The lines of all shell blocks, without their comments, each once."""
-    pages = {page for page, language, _ in BLOCKS if language == "sh"}
+    """The lines of all shell blocks but those of a sweep, without their comments, each once."""
+    pages = {page for page, language, _ in BLOCKS if language == "sh"} - {OF_A_SWEEP}
     lines = [line for p in pages for b in readme.blocks("sh", ROOT / p) for line in b.splitlines()]
     return sorted({line.partition("#")[0].strip() for line in lines})
 

@@ -28,7 +28,7 @@ def test_torch_load_reads_a_flipped_bit_in_silence_and_forge_passes_it_over(tmp_
     store = Store(tmp_path / "checkpoints", CheckpointConfig())
     try:
         for step in (1, 2):
-            store.commit(store.snapshot(step, {"weight": tensor}, is_complete=False, copy=False))
+            store.commit(store.snapshot(step, {"weight": tensor}, copy=False))
         newest = tmp_path / "checkpoints" / "step_2" / "tensors_rank00000.safetensors"
         flip_a_bit(newest, newest.stat().st_size - 8000)
         found = store.newest()
@@ -45,9 +45,7 @@ def test_checkpoints_can_be_read_by_safetensors(tmp_path):
     """docs/decisions/0004: other tools can look at the tensors."""
     store = Store(tmp_path, CheckpointConfig())
     try:
-        path = store.commit(
-            store.snapshot(1, {"weight": torch.arange(3.0)}, is_complete=False, copy=False)
-        )
+        path = store.commit(store.snapshot(1, {"weight": torch.arange(3.0)}, copy=False))
         found = safetensors.torch.load_file(path / "tensors_rank00000.safetensors")
         assert [value.tolist() for value in found.values()] == [[0.0, 1.0, 2.0]]
     finally:

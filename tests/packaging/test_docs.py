@@ -17,7 +17,7 @@ import pytest
 import readme
 import warm
 import yaml
-from repository import ROOT, files
+from repository import ROOT, files, tree
 
 from forge.config.conversion import known_keys
 from forge.config.schema import SignalAction
@@ -53,14 +53,13 @@ def anchors(name):
     headings = re.findall(r"^#+ (.*)$", text_of(name), re.MULTILINE)
     return {
         re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings
-    }
+    } | set(re.findall(r'<a id="([^"]+)">', text_of(name)))
 
 
-@pytest.mark.parametrize("name", [*DOCS, *PAGES])
-def test_every_link_leads_somewhere(name):
+def test_every_link_leads_somewhere():
     """The file and the heading or test exist; for a web address only the syntax is checked."""
     wrong = []
-    for link in links(text_of(name)):
+    for name, link in ((page, link) for page in (*DOCS, *PAGES) for link in links(text_of(page))):
         path, _, anchor = link.partition("#")
         if ":" in link:
             is_right = re.fullmatch(r"https://[\w.-]+\.[a-z]+(/[\w./#%~+-]*)?", link) is not None
@@ -69,24 +68,24 @@ def test_every_link_leads_somewhere(name):
             is_right = exists(target) and (not anchor or anchor in anchors(target))
             is_right &= name in DOCS or target.startswith("docs/")  # the site has no other pages
         if not is_right:
-            wrong.append(link)
+            wrong.append((name, link))
     assert not wrong
 
 
-@pytest.mark.parametrize("name", [*DOCS, *PAGES])
-def test_every_file_and_test_that_a_doc_names_exists(name):
+def test_every_file_and_test_that_a_doc_names_exists():
     """Files get renamed, and the sentences about them become wrong."""
     places = r"(?:forge|conf|tests|examples|benchmarks|docs|hydra_plugins)"
     pattern = rf"(?<![\w./>])({places}/[\w./-]*\w)(?:::(\w+))?"
-    for path, test in re.findall(pattern, text_of(name)):
-        assert exists(path), path
-        assert not test or test in anchors(path), f"{path}::{test}"
+    for name in (*DOCS, *PAGES):
+        for path, test in re.findall(pattern, text_of(name)):
+            assert exists(path), f"{name}: {path}"
+            assert not test or test in anchors(path), f"{name}: {path}::{test}"
 
 
-def threads(source):
+def threads(module):
     """The name of every thread, timer or executor that a module starts."""
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(module):
         if isinstance(node, ast.Call) and (name := ast.unparse(node.func).rpartition(".")[2]) in (
             "Thread", "Timer", "ThreadPoolExecutor", "ProcessPoolExecutor", "start_new_thread"
         ):  # fmt: skip
@@ -106,7 +105,7 @@ def threads(source):
 def test_the_threads_are_the_ones_there_are():
     """A thread can deadlock, so the table states who joins it and what it must never do."""
     source = "Thread(target=f)\nx.Thread(target=f, name=f'a-{b}')\nThreadPoolExecutor(2, 'p')"
-    assert threads(source) == ["Thread", "a-", "p"]
+    assert threads(ast.parse(source)) == ["Thread", "a-", "p"]
     listed = {
         (re.findall(r"`(forge/[\w/]+\.py)`", cells[1])[0], cells[0].strip("`"))
         for cells in readme.rows(text_of("ARCHITECTURE.md").partition("<!-- threads -->")[2])
@@ -117,7 +116,7 @@ def test_the_threads_are_the_ones_there_are():
         for name in files()
         if name.startswith(("forge/", "hydra_plugins/")) and name.endswith(".py")
     ]
-    assert listed == {(name, thread) for name in ours for thread in threads(text_of(name))}
+    assert listed == {(name, thread) for name in ours for thread in threads(tree(ROOT / name))}
 
 
 def test_make_knows_every_target_that_a_doc_names():
@@ -162,11 +161,11 @@ def test_the_reference_has_the_help_of_every_command(monkeypatch):
     assert {"plan", "show", "diff", "pin", "unpin", "rehearse"} <= set(shown)
 
 
-@pytest.mark.parametrize("part", [*forge_reference.PARTS])
-def test_the_site_has_every_generated_part(part):
+def test_the_site_has_every_generated_part():
     """On one page of the reference."""
-    of = f"```{{forge-reference}} {part}\n"
-    assert [name for name in PAGES if of in text_of(name)] != []
+    pages = "".join(map(text_of, PAGES))
+    for part in forge_reference.PARTS:
+        assert f"```{{forge-reference}} {part}\n" in pages
 
 
 def test_the_reference_covers_every_public_name():
@@ -208,21 +207,21 @@ def public_functions():
     return found
 
 
-@pytest.mark.parametrize("name", [*public_functions()])
-def test_a_public_function_says_what_it_takes_and_what_it_returns(name):
+def test_a_public_function_says_what_it_takes_and_what_it_returns():
     """The docstring also has `Raises:` if the function itself raises; editors show it."""
-    function, doc = public_functions()[name]
-    signature = inspect.signature(function)
-    arguments = doc.partition("Args:")[2]
-    missing = [p for p in signature.parameters if p != "self" and f" {p}: " not in arguments]
-    assert not missing
-    returns = signature.return_annotation
-    if not inspect.isgeneratorfunction(inspect.unwrap(function)):
-        assert ("Returns:" in doc) is (returns not in (None, "None", "NoReturn"))
-    tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
-    assert "Raises:" in doc or not any(isinstance(node, ast.Raise) for node in ast.walk(tree))
-    # reStructuredText: an example needs `::` above it, or the build of the site fails.
-    assert not re.search(r"^(?![ ]*[\w*]+: ).*[^:\n]\n\n    ", doc, re.MULTILINE)
+    for name, (function, doc) in public_functions().items():
+        signature = inspect.signature(function)
+        arguments = doc.partition("Args:")[2]
+        missing = [p for p in signature.parameters if p != "self" and f" {p}: " not in arguments]
+        assert not missing, name
+        returns = signature.return_annotation
+        if not inspect.isgeneratorfunction(inspect.unwrap(function)):
+            assert ("Returns:" in doc) is (returns not in (None, "None", "NoReturn")), name
+        body = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
+        raises = any(isinstance(node, ast.Raise) for node in ast.walk(body))
+        assert "Raises:" in doc or not raises, name
+        # reStructuredText: an example needs `::` above it, or the build of the site fails.
+        assert not re.search(r"^(?![ ]*[\w*]+: ).*[^:\n]\n\n    ", doc, re.MULTILINE), name
 
 
 def test_every_page_is_in_the_contents_of_the_site():
@@ -327,14 +326,14 @@ def test_each_number_is_given_to_one_decision():
     assert len(numbers) == len(set(numbers))
 
 
-@pytest.mark.parametrize("name", DECISIONS)
-def test_a_decision_has_its_three_parts_on_one_page(name):
+def test_a_decision_has_its_three_parts_on_one_page():
     """Context, choice, what was rejected."""
-    text = text_of(name)
-    assert len(text.splitlines()) <= 40
-    headings = re.findall(r"^## (.*)$", text, re.MULTILINE)
-    assert headings[:3] == ["Context", "Choice", "Rejected"]
-    assert re.match(rf"# {int(name.split('/')[-1][:4])}\. ", text)
+    for name in DECISIONS:
+        text = text_of(name)
+        assert len(text.splitlines()) <= 40, name
+        headings = re.findall(r"^## (.*)$", text, re.MULTILINE)
+        assert headings[:3] == ["Context", "Choice", "Rejected"], name
+        assert re.match(rf"# {int(name.split('/')[-1][:4])}\. ", text), name
 
 
 @pytest.mark.parametrize(("name", "most"), [("CONTRIBUTING.md", 79), ("README.md", 150)])

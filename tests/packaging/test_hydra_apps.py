@@ -34,7 +34,6 @@ resilience: {retries: 2, delay_s: "${lr}"}
 COMMANDS = {
     "run": ["lr=0.2", "hydra.run.dir=out"],
     "sweep": ["-m", "lr=0.2,0.3", "model=small,large", "hydra.sweep.dir=out"],
-    "config": ["--cfg", "job"],
     "all config": ["--cfg", "all"],
     "help": ["--help"],
     "its own resilience": ["resilience.retries=3", "hydra.run.dir=out"],

@@ -5,7 +5,7 @@ import os
 import re
 from pathlib import Path
 
-from repository import ROOT, files, modules
+from repository import ROOT, files, modules, tree
 
 try:
     import tomllib
@@ -38,14 +38,14 @@ def test_a_long_module_says_why_it_is_one():
     """One idea a module. Lines alone cut classes in halves that reach into each other."""
     for module, path in modules().items():
         text = path.read_text()
-        opening = ast.get_docstring(ast.parse(text)) or ""
+        opening = ast.get_docstring(tree(path)) or ""
         assert len(text.splitlines()) <= 400 or "One module, since" in opening, module
 
 
 def test_processes_that_tests_start_end_with_them():
     """One that a failing test leaves behind fails the next one too: tests/support/started.py."""
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
-        calls = [node for node in ast.walk(ast.parse(path.read_text())) if type(node) is ast.Call]
+        calls = [node for node in ast.walk(tree(path)) if type(node) is ast.Call]
         bare = [call.lineno for call in calls if ast.unparse(call.func) == "subprocess.Popen"]
         assert not bare, f"{path.relative_to(ROOT)}, lines {bare}: take started.Popen"
 
@@ -62,7 +62,7 @@ def test_a_tensor_is_made_on_a_device_that_is_named():
         f"{module}:{call.lineno}"
         for module, path in modules().items()
         if "torch" in path.read_text()
-        for call in ast.walk(ast.parse(path.read_text()))
+        for call in ast.walk(tree(path))
         if type(call) is ast.Call
         and DEVICELESS.fullmatch(ast.unparse(call.func))
         and "device" not in [keyword.arg for keyword in call.keywords]

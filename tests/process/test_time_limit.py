@@ -34,8 +34,10 @@ class Clock:
     def step(self, limit, seconds, save_s=2.0):
         """One step, after a boundary; whether another may follow."""
         self.pass_s(seconds)
-        limit.arrive()
-        return limit.allows_step(save_s)
+        limit.end_interval()
+        may_follow = limit.allows_step(save_s)
+        limit.begin_interval()
+        return may_follow
 
 
 @pytest.fixture
@@ -134,7 +136,7 @@ def test_a_step_that_was_long_once_is_forgotten(clock):
     for _ in range(2 * RECENT_STEPS):
         assert clock.step(limit, 1)
     clock.pass_s(5000)
-    limit.allows_step(0)
+    limit.begin_interval()
     assert clock.step(limit, 1)  # 3600 s would not fit any more
 
 
@@ -149,9 +151,10 @@ def test_a_save_within_a_boundary_is_no_part_of_the_step(clock):
     """It would count twice: a minute early for every minute that a save takes."""
     limit = clock.limit(100)
     assert clock.step(limit, 0)
-    limit.arrive()
+    limit.end_interval()
     clock.pass_s(30)  # the periodic save
     assert limit.allows_step(30)
+    limit.begin_interval()
     assert clock.step(limit, 1, save_s=30)
     assert clock.step(limit, 20, save_s=18)
     assert not clock.step(limit, 1, save_s=18)
@@ -214,8 +217,9 @@ def test_recent_is_an_estimate_until_something_was_measured():
 
 def test_a_save_beside_training_has_to_be_waited_for_first(tmp_path):
     """Both have to fit: the one that is under way, and that of the stop."""
-    saver = Saver(SimpleNamespace(), None, SimpleNamespace(sync=None), None)
-    saver.expect(200_000_000)
+    config = SimpleNamespace(every_s=None)
+    saver = Saver(SimpleNamespace(), config, SimpleNamespace(sync=None), None)
+    saver.expect(200_000_000, None)
     assert saver.cost_s == 4.0  # 1 s, and the weights with two moments at 200 MB/s
     saver.costs.add(1.5)
     assert saver.cost_s == 1.5

@@ -35,9 +35,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 from harness import JOBS, Process, assert_same_bits
 
-from forge.job.wrapper import TOKEN
 from forge.jobdir import ledger
-from forge.jobdir.job_files import PLAN, STATE, forge_dir, read_json
+from forge.jobdir.job_files import PLAN, STATE, TOKEN, forge_dir, read_json
 from forge.process import processes
 
 SCRIPT = JOBS / "sweep.py"

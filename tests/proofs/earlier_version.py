@@ -4,8 +4,9 @@
 
 Starts a Slurm of its own, and submits with forge as it was at REVISION: a sweep, commands of
 `forge exec`, batch scripts by hand, tasks of submitit, and a sweep on this machine that is stopped.
-Some wait without having started, some were preempted after a save. Their policy sets keys that do
-not exist any more. Then forge is replaced by that of the working tree, and all of them go on.
+Some wait without having started, some were preempted after a save. If REVISION had them, their
+policy sets keys that do not exist any more. Then forge is replaced by that of the working tree, and
+all of them go on.
 Prints one table; exits with 1 unless each ends COMPLETED, with the weights and losses of a run that
 nobody interrupted, and with one notice about ignored keys where it reads such a policy.
 """
@@ -160,6 +161,9 @@ class Upgrade:
         self.folder, self.cluster = folder, cluster
         self.tree, self.app, self.gates = folder / "tree", folder / "app", folder / "gates"
         archive = subprocess.check_output(["git", "archive", revision, *FORGE], cwd=ROOT)
+        ancestor = ["git", "merge-base", "--is-ancestor", revision, BEFORE_LESS]
+        self.has_removed_keys = subprocess.run(ancestor, cwd=ROOT).returncode == 0
+        self.policy = POLICY if self.has_removed_keys else KEPT
         with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
             tar.extractall(self.tree, filter="data")
         (self.tree / "conf").rename(self.tree / "forge" / "conf")  # where a wheel has it
@@ -169,7 +173,7 @@ class Upgrade:
         files = {"model.py": MODEL, "train.py": TRAIN, "submit.py": SUBMIT, "count.py": COUNT}
         for name, text in files.items():
             (self.app / name).write_text(textwrap.dedent(text))
-        for name, policy in (("conf", POLICY), ("kept", KEPT)):
+        for name, policy in (("conf", self.policy), ("kept", KEPT)):
             group = textwrap.indent(textwrap.dedent(policy).rstrip(), "  ")
             text = textwrap.dedent(CONF).format(policy=group)
             (self.app / f"{name}.yaml").write_text(text)
@@ -211,13 +215,14 @@ class Upgrade:
             f"hydra.sweep.dir={self.folder / f'exec_{when}'}",
             "resilience.slurm.partition=low",
         ]
-        words = ["-m", "forge", "exec", *on_slurm, *place, *EXEC_KEYS]
+        keys = EXEC_KEYS if self.has_removed_keys else ()
+        words = ["-m", "forge", "exec", *on_slurm, *place, *keys]
         gate = str(self.gates / f"exec_{when} 3")
         self.run(self.python, *words, "--", self.python, str(self.app / "count.py"), gate)
         name = "conf" if when == "begun" else "kept"  # a start reads the user's own config
         script = f"{self.python} train.py --config-name {name} gate={self.gates / f'script_{when}'}"
         self.numbers[f"script_{when}"] = self._by_hand(script, f"script_{when}")
-        texts = [textwrap.dedent(POLICY), textwrap.dedent(KEPT)]
+        texts = [textwrap.dedent(self.policy), textwrap.dedent(KEPT)]
         arguments = [str(self.folder / f"submitit_{when}"), str(self.gates / f"submitit_{when}")]
         lines = self.run(self.python, "submit.py", *arguments, *texts).split()
         self.numbers[f"submitit_{when}"] = lines[-1]
@@ -322,6 +327,7 @@ class Upgrade:
         self, kind: str, waited: str, number: str, job: SweptJob, num_notices: int, result: str
     ) -> Row:
         """A line of the table; remembers what is wrong in it."""
+        num_notices *= self.has_removed_keys
         if number:
             shown = self.cluster.show(number)
             state, restarts = shown["JobState"], shown["Restarts"]

@@ -28,7 +28,7 @@ from showcase_jobs import stops, table
 from slurm_apps import SlurmApp, SlurmJob
 from sweeps import SweptJob, assert_same_job
 
-from forge.jobdir import ledger
+from forge.jobdir import job_state, ledger
 from forge.launch.slurm.slurm_wait import numbers
 
 HERE = Path(__file__).parents[1]
@@ -63,7 +63,7 @@ HEADER = (
     *("what was done", "Slurm's states, s after the job was seen first", "Restarts"),
     *("attempts", "why each ended", "counted", "steps repeated", "weights and losses"),
 )
-COUNTED = ("preemptions", "timeouts", "failures", "unfair")
+COUNTED = ("preemptions", "timeouts", "failures", "early_evictions")
 LOOK_S = 0.3
 SILENT_S = 3.0
 
@@ -125,7 +125,7 @@ class Watched:
             result = "-"
         return [
             done,
-            "; ".join(self._seen(one) for one in reversed(numbers(job.state))),
+            "; ".join(self._seen(one) for one in reversed(numbers(job_state.read(job.directory)))),
             job.shown.get("Restarts", "-"),
             str(sum(one["kind"] == "attempt" for one in job.told)),
             ", ".join(one["because"] for one in told),

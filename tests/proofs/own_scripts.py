@@ -97,7 +97,9 @@ def preempt_again(job: BatchScript) -> None:
 
 
 def end_the_slow_step(job: BatchScript) -> None:
-    wait_for(lambda: "will be requeued when step" in job.output, "a step that waits for the other")
+    wait_for(
+        lambda: "will be requeued when Slurm step" in job.output, "a step that waits for the other"
+    )
     (job.notes.parent / "two-steps-b" / "cancelled").touch()
 
 

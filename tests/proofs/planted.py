@@ -59,7 +59,7 @@ DEFECTS = [
     # -- checkpoints ---------------------------------------------------------------------------
     Defect(
         "reading_checksums",
-        "checkpoint/load/file_reading.py",
+        "checkpoint/load/checked_file.py",
         "if self._checksums[number] == found or not self._is_checked:",
         "if found:",
         "a damaged checkpoint is resumed from",
@@ -76,7 +76,7 @@ DEFECTS = [
     Defect(
         "retention_rollback_goal",
         "checkpoint/retention/retention.py",
-        "if _step(path) <= begin - self._keep_back_steps:",
+        "if _step(path) <= first_bad - self._keep_back_steps:",
         "if _step(path) < begin:",
         "a rollback finds nothing to go back to",
         "checkpoint/retention training/nan/test_nan_rollback.py",
@@ -91,8 +91,8 @@ DEFECTS = [
     ),
     Defect(
         "copies_shared",
-        "checkpoint/save/staging_pool.py",
-        "self._arena = self._image = None  # the last copy is not written yet: it keeps them",
+        "checkpoint/save/snapshot.py",
+        "self._buffer = self._views = None  # the last copy is not written yet: it keeps them",
         "pass",
         "a save that is still being written is overwritten by the next",
         "checkpoint/save checkpoint/test_store.py",
@@ -133,7 +133,7 @@ DEFECTS = [
     # -- training ------------------------------------------------------------------------------
     Defect(
         "session_nan_streak",
-        "training/train_state.py",
+        "training/nan/update.py",
         'self._nan.load_state_dict(state["nan"])',
         "pass",
         "each restart forgets the streak of NaNs, so that none ever halts",
@@ -208,8 +208,8 @@ DEFECTS = [
     Defect(
         "requeue_progress",
         "job/requeue.py",
-        "counts.no_progress = counts.unfair = 0",
-        "counts.unfair = 0",
+        "counts.no_progress = counts.early_evictions = 0",
+        "counts.early_evictions = 0",
         "a job that makes progress is given up",
         "job/test_requeue.py",
     ),
@@ -265,9 +265,9 @@ DEFECTS = [
     ),
     Defect(
         "submitit_budgets",
-        "submitit/checkpointable.py",
-        'if state in ("running", "requeued", "given up"):',
-        'if state in ("running", "given up"):',
+        "job/last_act.py",
+        "self.job.set_budgets(None if has_ended else before)",
+        "self.job.set_budgets(None)",
         "budgets start anew with every requeue, so that a job never ends",
         "submitit",
     ),

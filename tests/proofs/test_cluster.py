@@ -1,5 +1,6 @@
 """The throwaway cluster behaves as a cluster does, and leaves nothing behind."""
 
+import multiprocessing
 import subprocess
 import sys
 
@@ -61,6 +62,22 @@ def test_nothing_is_left_when_its_owner_is_killed(tmp_path):
     owner.kill()
     owner.communicate()
     assert processes.wait_gone(family, 30) == []
+
+
+def test_a_process_that_inherits_the_keeper_s_pipe_does_not_delay_the_end(tmp_path):
+    """Workers of a DataLoader are forked, so they keep all open files of the test process."""
+    problem = missing()
+    if problem:
+        pytest.skip(problem)
+    cluster = Cluster(tmp_path / "run")
+    fork = multiprocessing.get_context("fork")
+    reader, writer = fork.Pipe(duplex=False)
+    heir = fork.Process(target=reader.recv, daemon=True)
+    heir.start()
+    cluster.stop()
+    assert heir.is_alive()
+    writer.send("end")
+    heir.join()
 
 
 def test_a_cluster_that_cannot_start_says_where_to_look(tmp_path, monkeypatch):

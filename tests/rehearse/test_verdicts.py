@@ -1,5 +1,6 @@
 """The parts of a rehearsal: the plan, the injected signals, and the verdict on the runs."""
 
+import functools
 import os
 import signal
 import sys
@@ -97,7 +98,7 @@ def hits(monkeypatch):
 def arrive(tmp_path):
     """Reaches a step boundary."""
     ledger = Ledger(tmp_path)
-    yield FaultInjector(ledger).on_boundary
+    yield functools.partial(FaultInjector(ledger).on_boundary, step=0)
     ledger.close()
 
 

@@ -142,7 +142,7 @@ def committed(directory, *steps):
     """Checkpoints of ours."""
     store = Store(directory, CheckpointConfig())
     for step in steps:
-        store.commit(store.snapshot(step, {"w": torch.ones(3)}, is_complete=False, copy=False))
+        store.commit(store.snapshot(step, {"w": torch.ones(3)}, copy=False))
     store.close()
 
 

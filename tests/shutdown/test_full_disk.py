@@ -8,6 +8,7 @@ import pytest
 import torch
 from forked import completed
 from harness import assert_same_bits
+from rows import few
 
 JOB = """
 import os, signal, sys
@@ -48,7 +49,7 @@ rm "$1/ballast"
 """
 
 
-@pytest.mark.parametrize("left", [0, 16384], ids=["not a byte", "room for a verdict"])
+@pytest.mark.parametrize("left", few(1, [0, 16384]), ids=["not a byte", "room for a verdict"])
 def test_a_stop_that_cannot_be_saved_ends_with_71_and_says_why(left, disk, tmp_path):
     """Exit code 143 would mean a saved stop; the next start uses the checkpoint before it.
 

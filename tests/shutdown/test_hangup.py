@@ -11,6 +11,7 @@ import termios
 import pytest
 from forked import ForkedJob
 from harness import Job, Process, told, wait_for
+from rows import few
 from started import Popen
 
 
@@ -21,7 +22,7 @@ def verdict(job):
 @pytest.mark.parametrize(
     ("prints", "line"),
     [
-        pytest.param("after", '"$@"; true', id="after"),
+        pytest.param("after", '"$@"; true', id="after", marks=pytest.mark.proofs),
         pytest.param("before", '"$@"; true', id="before", marks=pytest.mark.proofs),
         pytest.param("after", '"$@" | tee "$3/tee"; true', id="tee"),
     ],
@@ -73,7 +74,7 @@ def stage(tmp_path):
 
 @pytest.mark.parametrize(
     ("line", "number"),
-    [('exec nohup "$@"', signal.SIGHUP), ('"$@" & wait', signal.SIGINT)],
+    few(1, [('exec nohup "$@"', signal.SIGHUP), ('"$@" & wait', signal.SIGINT)]),
     ids=["nohup", "background"],
 )
 def test_what_was_ignored_as_the_process_began_stays_ignored(tmp_path, line, number):

@@ -4,9 +4,10 @@ import os
 import signal
 
 import pytest
+import warm
 from forked import ForkedJob, completed
 from harness import Job, Process, assert_same_run, full_pipe, told, wait_for
-from started import Popen
+from rows import few
 
 from forge.jobdir import ledger
 
@@ -83,7 +84,7 @@ def test_a_stop_in_the_last_step_keeps_the_work_and_the_rest_runs_at_the_next_st
 
 def test_a_signal_after_the_with_block_ends_at_once(tmp_path):
     """Training is finished and saved: there is nothing to wait for."""
-    job = stage_job(tmp_path, "after", Job, early_callbacks=True)
+    job = stage_job(tmp_path, "after", early_callbacks=True)
     process = start_and_wait(job)
     process.signal(signal.SIGTERM)
     assert process.wait() == 143
@@ -178,7 +179,7 @@ def test_a_stderr_that_nobody_reads_stops_neither_the_save_nor_the_exit(tmp_path
     """A full pipe blocks whoever writes to it; the save comes first and the exit all the same."""
     job = stage_job(tmp_path, "loop")
     reader, writer = full_pipe()
-    process = Popen(
+    process = warm.Popen(
         job.command,
         stdout=writer,
         stderr=writer,
@@ -196,7 +197,8 @@ def test_a_stderr_that_nobody_reads_stops_neither_the_save_nor_the_exit(tmp_path
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "start", "step"), [("TERM", "spawn", 5), ("TERM", "fork", 12), ("USR2", "fork", 12)]
+    ("name", "start", "step"),
+    few(1, [("TERM", "fork", 12), ("USR2", "fork", 12), ("TERM", "spawn", 5)]),
 )
 def test_workers_outlive_the_signal_that_slurm_sends_to_every_process(
     tmp_path, undisturbed, start, name, step

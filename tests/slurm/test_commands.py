@@ -15,7 +15,7 @@ from forge.process import processes
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
-AWKWARD = {"pipeline": -15, "deaf": -9, "daemon": 0, "trap": 0}
+AWKWARD = {"pipeline": -15, "daemon": 0}
 """Each with its exit code when it is asked to stop; `any_command.py` has the others."""
 KILLED = ("batch", "supervisor", "command")
 """Jobs of which this process is killed."""

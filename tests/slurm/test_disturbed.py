@@ -5,6 +5,7 @@ time limit is a minute. So the tests of the limit come last.
 One module, since its tests share that time.
 """
 
+import contextlib
 import signal
 
 import pytest
@@ -14,8 +15,8 @@ from sweeps import assert_same_job
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
-ON_N2 = ("preempted", "zero", "stuck", "slow")
-ON_N1 = ("struck", "cancelled", "asked")
+ON_N2 = ("preempted", "zero", "stuck")
+ON_N1 = ("struck", "cancelled")
 KILLED = ("task", "wrapper", "srun")
 """Processes of the job `struck`, each killed in an attempt; then comes a SIGTERM by hand."""
 
@@ -83,20 +84,14 @@ class Sweeps:
         self.app = SlurmApp(cluster, folder / "disturbed")
         self.limits = SlurmApp(cluster, folder / "limits")
         self.exits = SlurmApp(cluster, folder / "exits", EXITS, EXITS_CONF)
-        ones = dict.fromkeys((*ON_N2, "cancelled", "asked"), 1)
+        ones = dict.fromkeys((*ON_N2, "cancelled"), 1)
         self.sweep = self.app.start(
             f"kind={','.join([*ON_N2, *ON_N1])}",
             f"++holds={table(**ones, struck=4)}",
             f"++nodes={table(**dict.fromkeys(ON_N2, 'n2'))}",
             f"++partitions={table(zero='zero')}",
         )
-        self.limited = self.limits.start(
-            "kind=limit,deaf,held,late",
-            f"++holds={table(limit=1, deaf=1, held=1)}",
-            f"++minutes={table(limit=1, deaf=1, held=1, late=1)}",
-            f"++seconds={table(deaf=0)}",
-            f"++fruitless={table(late=1)}",
-        )
+        self.limited = start_limited(self.limits, "limit", "deaf")
 
     def disturb(self):
         """Disturb all jobs, as soon as every job has reached its step."""
@@ -105,10 +100,6 @@ class Sweeps:
         jobs = self.app.jobs()
         preempting = urgent(self.cluster, self.app.folder, "--nodelist=n2")
         jobs["cancelled"].scancel()
-        jobs["asked"].scancel("--signal=USR1")
-        self.app.wait_for_gate("saving", self.sweep)
-        jobs["slow"].scancel()
-        (self.app.gates / "cancelled").touch()
         for number, kind in enumerate(KILLED):
             self.app.wait_for_gate(f"struck {number}", self.sweep)
             jobs["struck"].kill(kind)
@@ -141,6 +132,17 @@ class Sweeps:
         (self.exits.gates / "go").touch()
 
 
+def start_limited(app, *kinds):
+    """Start jobs with Slurm's shortest time limit."""
+    return app.start(
+        f"kind={','.join(kinds)}",
+        f"++holds={table(limit=1, deaf=1, held=1)}",
+        f"++minutes={table(**dict.fromkeys(kinds, 1))}",
+        f"++seconds={table(deaf=0)}",
+        f"++fruitless={table(late=1)}",
+    )
+
+
 @pytest.fixture(scope="module")
 def sweeps(cluster, tmp_path_factory):
     found = Sweeps(cluster, tmp_path_factory.mktemp("sweeps"))
@@ -158,7 +160,7 @@ def sweeps(cluster, tmp_path_factory):
 @pytest.fixture
 def job(sweeps, request) -> SlurmJob:
     """The job that the test's parameter names, when its sweep has ended."""
-    assert sweeps.sweep.wait() == 1, sweeps.sweep.output  # two of its jobs were cancelled
+    assert sweeps.sweep.wait() == 1, sweeps.sweep.output  # one of its jobs was cancelled
     return sweeps.app.jobs()[request.param]
 
 
@@ -212,9 +214,8 @@ def test_sigterm_by_hand_saves_and_goes_on(job):
     assert reasons(job) == ["crashed", "crashed", "signalled", "finished"]
 
 
-@of("cancelled", "slow")
+@of("cancelled")
 def test_a_cancelled_job_stays_cancelled(job):
-    """A job can also be cancelled while it saves because of a preemption."""
     wait_for(lambda: job.shown["JobState"] == "CANCELLED", "end of the job")
     assert job.restarts == 0
     written = job.state["state"], job.state.get("reason")
@@ -223,16 +224,7 @@ def test_a_cancelled_job_stays_cancelled(job):
     assert not (job.directory / "weights.pt").exists()
 
 
-@of("asked")
-def test_sigusr1_by_hand_requeues(job, undisturbed):
-    """Users can free a node for other work with this signal."""
-    assert_same_job(job, undisturbed)
-    assert job.restarts == 1
-    assert job.repeated == [0]
-    assert reasons(job) == ["requested", "finished"]
-
-
-@of("struck", "asked")
+@of("struck")
 def test_the_siblings_of_a_cancelled_job_are_left_alone(job, sweeps):
     """The siblings are in the same Slurm array as the cancelled job."""
     cancelled = sweeps.app.jobs()["cancelled"]
@@ -243,8 +235,8 @@ def test_the_siblings_of_a_cancelled_job_are_left_alone(job, sweeps):
 def test_the_launcher_reports_what_became_of_each_job(sweeps):
     """The launcher also prints the command that resumes the stopped jobs."""
     assert sweeps.sweep.wait() == 1
-    assert "5 of 7 finished · 2 stopped" in sweeps.sweep.output
-    assert "To resume (starts again: 2 cancelled):\n" in sweeps.sweep.output
+    assert "4 of 5 finished · 1 stopped" in sweeps.sweep.output
+    assert "To resume (starts again: 1 cancelled):\n" in sweeps.sweep.output
 
 
 # -- exit states -----------------------------------------------------------------------------------
@@ -344,31 +336,29 @@ def test_an_announced_time_limit(limited, undisturbed):
     assert all(again <= 1 for again in limited.repeated)
 
 
-@pytest.mark.parametrize("limited", ["deaf", "held"], indirect=True)
+@pytest.mark.parametrize("limited", ["deaf"], indirect=True)
 def test_the_time_limit_itself(limited, undisturbed):
-    """A task that hears no signal is ended by Slurm, or by its supervisor at a deadline."""
+    """Without a deadline, the supervisor kills no process: Slurm ends the task and says why."""
     assert_same_job(limited, undisturbed)
     assert_only_limits(limited)
     assert any(10 <= start <= HOLD for start in limited.starts[1:])
-
-
-@pytest.mark.parametrize("limited", ["deaf"], indirect=True)
-def test_without_a_deadline_slurm_itself_says_that_it_was_the_limit(limited):
-    """Without a deadline the supervisor kills no process."""
     assert "time_limit" in [one.get("answer") for one in limited.told]
 
 
-@pytest.mark.parametrize("limited", ["late"], indirect=True)
-def test_a_start_that_takes_longer_than_the_job_may_run_is_no_lack_of_progress(
-    limited, undisturbed
-):
-    """The signal comes before the first step. If such an attempt counted, the job would fail.
-
-    Slurm sends the signal up to a minute early, and the start can need that minute.
+@pytest.mark.proofs
+def test_deadlines_and_late_starts_at_the_time_limit(cluster, tmp_path, undisturbed):
+    """The supervisor ends a task that hears no signal. A start that needs more time than the job
+    has is no lack of progress: Slurm sends the signal up to a minute early.
     """
-    assert_same_job(limited, undisturbed)
-    assert_only_limits(limited)
-    first = next(one for one in limited.told if one["kind"] == "why")
+    with contextlib.closing(SlurmApp(cluster, tmp_path / "app")) as app:
+        sweep = start_limited(app, "held", "late")
+        assert sweep.wait(timeout_s=280) == 0, sweep.output
+        jobs = app.jobs()
+        for job in jobs.values():
+            assert_same_job(job, undisturbed)
+            assert_only_limits(job)
+    assert any(10 <= start <= HOLD for start in jobs["held"].starts[1:])
+    first = next(one for one in jobs["late"].told if one["kind"] == "why")
     assert first["left_s"] < 16  # its lead is 14 s
 
 

@@ -12,9 +12,9 @@ from played_jobs import PREEMPTED, RUNS, report
 
 from forge.config.schema import RequeueConfig
 from forge.errors import NoAnswer, NotRequeueable
-from forge.job.requeue import Counts
 from forge.jobdir import node_fault
 from forge.jobdir.job_files import forge_dir
+from forge.jobdir.job_state import Counts
 from forge.jobdir.node_fault import NodeFault
 from forge.jobdir.plan import RequeueLimits, SlurmPlan
 from forge.slurm import client
@@ -255,7 +255,7 @@ def test_a_job_does_not_begin_on_a_node_that_a_sibling_has_excluded(jobs):
     ended = begin(sibling, RUNS)
     assert (ended.code, ended.did, ended.num_attempts) == (75, LEAVES, 0)
     state = ended.state
-    assert (state["state"], state["left"], state["excluded"]) == ("starting", ["n1"], ["n1"])
+    assert (state["state"], state["left"], state["excluded"]) == ("queued", ["n1"], ["n1"])
     assert "`ecc` failed there for the job in" in state["because"]
     ended = begin(sibling, replace(RUNS, restarts=1, excluded="n1"), restarts=1)
     assert (ended.code, ended.did, ended.num_attempts) == (0, [], 1)

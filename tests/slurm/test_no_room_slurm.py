@@ -7,7 +7,7 @@ from slurm_apps import SlurmApp
 
 from forge.jobdir import ledger
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.proofs]
 
 FILL = """
     if step == cfg.hold and not RESTARTS:

@@ -83,6 +83,7 @@ def test_the_table_and_its_summary_have_the_reasons(monkeypatch):
     (_, *rows) = (line.rstrip() for line in console.file.getvalue().splitlines())
     assert all(row.endswith("waiting: Priority") for row in rows[:9])
     assert rows[9].endswith("preempted, waiting: JobHeldUser")
-    shown = Display(mode="plain")
-    shown._views = waits
-    assert "10 queued (9 Priority, 1 JobHeldUser)" in shown._summary()
+    stream = StringIO()
+    with Display(stream, mode="plain") as shown:
+        shown.update(waits)
+    assert "10 queued (9 Priority, 1 JobHeldUser)" in stream.getvalue()

@@ -171,6 +171,7 @@ def test_setup_and_teardown_that_fail(app):
     assert str(app.sweep_dir / ".submitit") in output
 
 
+@pytest.mark.proofs
 @pytest.mark.slurm
 @pytest.mark.slow
 def test_forge_run_in_two_tasks_says_what_to_set(cluster, tmp_path):

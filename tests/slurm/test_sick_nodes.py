@@ -111,32 +111,36 @@ def assert_ended(app, sweep, undisturbed):
         assert_same_job(job, undisturbed)
 
 
-def test_a_job_and_its_siblings_end_on_another_node(app, undisturbed):
-    """One that runs there stays until it is requeued; one that waits runs no task there."""
+@pytest.mark.parametrize(
+    "training", [("finds",), pytest.param(("finds", "running"), marks=pytest.mark.proofs)]
+)
+def test_a_job_and_its_siblings_end_on_another_node(app, undisturbed, training):
+    """A job that runs there stays until it is requeued; a pending job runs no task there."""
     full = ["--nodelist=n2", "--cpus-per-task=16"]
     filler = submit(app.cluster, app.folder, "sleep 1000", *full)  # Slurm has only n1 for them
     wait_for(lambda: app.cluster.show(filler)["JobState"] == "RUNNING", "a full node")
     sweep = app.start(
-        "kind=finds,running,pending",
-        "hydra.launcher.array_parallelism=2",
+        f"kind={','.join(training)},pending",
+        f"hydra.launcher.array_parallelism={len(training)}",
         f"++every={table(finds=0.2)}",
         f"++holds={table(running=1)}",
     )
-    for kind in ("finds", "running"):
+    for kind in training:
         app.wait_for_gate(f"{kind} 0", sweep)
     jobs = app.jobs()
     sick, other = "n1", "n2"
-    assert app.ran_on("finds") == app.ran_on("running") == [sick]
+    assert [app.ran_on(kind) for kind in training] == [[sick]] * len(training)
     app.fall_sick("finds", sick)
     wait_for(lambda: jobs["pending"].state.get("left") == [sick], "pending to leave the node")
     app.cluster.run("scancel", filler)
-    jobs["running"].scancel("--signal=USR1")
+    if "running" in training:
+        jobs["running"].scancel("--signal=USR1")
     assert_ended(app, sweep, undisturbed)
-    assert app.ran_on("finds") == app.ran_on("running") == [sick, other]
+    assert [app.ran_on(kind) for kind in training] == [[sick, other]] * len(training)
     assert app.ran_on("pending") == [other]
-    assert [jobs[kind].shown["ExcNodeList"] for kind in jobs] == [sick] * 3
-    assert reasons(jobs["finds"]) == ["unhealthy", "finished"]
-    assert reasons(jobs["running"]) == ["requested", "finished"]
+    assert [jobs[kind].shown["ExcNodeList"] for kind in jobs] == [sick] * len(jobs)
+    ends = {"finds": "unhealthy", "running": "requested"}
+    assert [reasons(jobs[kind]) for kind in training] == [[ends[k], "finished"] for k in training]
     assert reasons(jobs["pending"]) == ["finished"]
     assert jobs["pending"].restarts == 1
     assert not any(value for value in jobs["pending"].counts.values() if value != 30), "budgets"

@@ -154,6 +154,25 @@ def test_what_slurm_has_requeued_is_not_requeued_again(played):
     assert [one["left_s"] for one in asked] == [None, None]
 
 
+def test_a_job_that_slurm_has_requeued_beyond_its_budget_ends_at_its_next_start(played):
+    """Slurm requeues a job that it preempts without a grace time, whatever the wrapper decides.
+
+    Regression test: the next start counted as one by hand, with new budgets, so that the budget of
+    preemptions never ended such a job.
+    """
+    none = replace(RequeueLimits.of(RequeueConfig()), max_preemptions=0)
+    job = played(requeue=none)
+    done = JobInfo("PENDING", "BeginTime", 1, None, left_s=-1.8e9)
+    ended = job.step(143, *both(143)).run(done)
+    assert (ended.code, ended.did, ended.state["state"]) == (143, [], "failed")
+    again = job.run(RUNS, left_s=None, restarts=1)
+    assert (again.code, again.num_attempts, again.state["state"]) == (143, 1, "failed")
+    assert again.state["because"] == ended.state["because"]
+    assert "max_preemptions=0" in again.said
+    by_hand = job.run(RUNS, restarts=2)
+    assert (by_hand.code, by_hand.num_attempts) == (0, 2)
+
+
 def test_sigint_by_hand_ends_the_job_as_ctrl_c_does(played):
     """After `scancel --signal=INT` the job saves, and is not requeued."""
     ended = played().step(130, *both(130)).run(RUNS)
@@ -192,8 +211,12 @@ def test_a_program_that_is_not_there_is_a_failure(played):
 
 def test_the_rank_that_failed_first_says_why(played):
     """The other ranks fail because of it, or are killed."""
-    ended = played().step(137, report(KILLED, time=9.0), report(65, 1, time=5.0)).run(RUNS)
+    ranks = report(KILLED, time=9.0), report(65, 1, time=5.0, node="n2")
+    ended = played().step(137, *ranks).run(RUNS, on="n[1-2]")
     assert (ended.reason, ended.code) == ("halted", 65)
+    began, end = (one for one in ended.events if one["kind"] in ("attempt", "end"))
+    assert (began["attempt"], began["job"], began["nodes"]) == (1, "7", "n[1-2]")
+    assert (end["attempt"], end["rank"], end["node"]) == (1, 1, "n2")
 
 
 def test_the_rank_whose_check_failed_says_why(played):
@@ -343,7 +366,7 @@ def test_it_is_submitted_anew_with_its_number_in_the_array(played, monkeypatch):
     ended = preempted(played())
     (asked,) = ended.noted("submit")
     assert asked == (*SUBMITTED, "--array=3")
-    assert (ended.code, ended.state["state"], ended.state["successor"]) == (75, "starting", "99_3")
+    assert (ended.code, ended.state["state"], ended.state["successor"]) == (75, "queued", "99_3")
 
 
 @pytest.mark.parametrize("was_submitted", [True, False])

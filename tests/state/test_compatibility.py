@@ -202,12 +202,12 @@ def test_a_checkpoint_brings_what_only_its_optimizer_held(open_store, tmp_path):
     live, _ = build(3.0)
     store = open_store(tmp_path / "job")
     saved = copy.deepcopy(live.capture())
-    store.commit(store.snapshot(1, {"live": saved}, is_complete=False, copy=False))
+    store.commit(store.snapshot(1, {"live": saved}, copy=False))
     target, bare = build(0.0)
     init_from.load(CheckpointConfig(init_from=str(tmp_path / "job")), target)
     assert bare.tolist() == [3, 3]
     saved["unregistered"]["o"]["param_groups[0][0]"] = torch.ones(5)
-    store.commit(store.snapshot(2, {"live": saved}, is_complete=False, copy=False))
+    store.commit(store.snapshot(2, {"live": saved}, copy=False))
     with pytest.raises(StateMismatch, match=r"o\.param_groups\[0\]\[0\]: .*, float32\[2\] in"):
         init_from.load(CheckpointConfig(init_from=str(tmp_path / "job")), target)
     assert bare.tolist() == [3, 3]

@@ -306,7 +306,7 @@ def test_lists_and_dicts_of_objects_are_saved_one_by_one():
     optimizers = [trained(torch.optim.Adam, net) for net in nets.values()]
     registry = StateRegistry({"nets": nets, "optimizers": tuple(optimizers)})
     assert list(registry.objects) == ["nets.actor", "nets.critic", "optimizers.0", "optimizers.1"]
-    assert registry.holds(optimizers[1])
+    assert registry.has(optimizers[1])
     with pytest.raises(StateMismatch, match=r"nets\.critic\.0\.weight: .*, float32\[1, 3\] in"):
         StateRegistry({"nets": {**nets, "critic": model(3, 1)}, "optimizers": optimizers}).load(
             registry.capture()

@@ -21,7 +21,7 @@ numpy = pytest.importorskip("numpy")
 def saved(state, tmp_path):
     """The state after a save and a load."""
     with closing(Store(tmp_path, CheckpointConfig())) as store:
-        store.commit(store.snapshot(1, state.capture(), is_complete=False, copy=False))
+        store.commit(store.snapshot(1, state.capture(), copy=False))
         return store.newest().state
 
 

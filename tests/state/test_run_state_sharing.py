@@ -8,6 +8,7 @@ import numpy
 import pytest
 import torch
 from nan_trainer import outliving
+from rows import each_value
 from updates import a_run
 
 import forge
@@ -96,8 +97,7 @@ KEPT = {
 }
 
 
-@pytest.mark.parametrize("at", ["before", 1])
-@pytest.mark.parametrize("kind", KEPT)
+@pytest.mark.parametrize(("kind", "at"), each_value([*KEPT], ["before", 1]))
 def test_one_object_under_two_names_is_one_after_a_resume(tmp_path, kind, at):
     """It came back as two: what was done to one of them was not done to the other."""
     make, use = KEPT[kind]

@@ -96,7 +96,7 @@ def test_a_task_s_value_and_its_error_are_the_job_s(jobs):
 
 def test_a_code_that_is_128_and_no_signal_is_the_task_s_own(jobs):
     """Nobody has stopped it: taken for a stop, Slurm would run it again as at a time limit."""
-    with pytest.raises(FailedJobError, match=r"sys\.exit\(128\); not started again: sys\.exit"):
+    with pytest.raises(FailedJobError, match=r"sys\.exit\(128\); not started again: exit code"):
         jobs["leaves"].result()
 
 

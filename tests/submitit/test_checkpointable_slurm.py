@@ -15,7 +15,7 @@ import submitted
 import warm
 from cluster import submit as submit_script
 from cluster import wait_for
-from light import HASTY, POLICY, noted
+from light import POLICY, noted
 from repository import ROOT
 from submitit.core.utils import FailedJobError
 
@@ -33,7 +33,7 @@ class Jobs:
         self.cluster = cluster
         self.folder = folder
         waits = partial(forge.Checkpointable, policy=POLICY)
-        boundary = waits(partial(submitted.train, how="boundary"))
+        boundary = waits(partial(submitted.train, how="boundary"), directory=folder / "saves %j")
         two = self._executor(nodelist="n1")
         self.limited, self.cancelled = two.map_array(
             boundary, [folder / "limited", folder / "cancelled"]
@@ -41,14 +41,6 @@ class Jobs:
         low, zero = (self._executor(nodelist="n2", partition=name) for name in ("low", "zero"))
         self.preempted = low.submit(boundary, folder / "preempted")
         self.brought_back = zero.submit(boundary, folder / "brought back")
-        budget = POLICY | {"requeue": {"max_timeouts": 1}}
-        always = partial(submitted.train, how="boundary", always=True)
-        self.always = self._executor(nodelist="n1").submit(
-            forge.Checkpointable(always, budget, folder / "saves %j"), folder / "always"
-        )
-        self.by_hand = self._executor(nodelist="n1").submit(
-            forge.Checkpointable(submitted.train_by_hand, HASTY), folder / "by hand"
-        )
         self.failing = self._executor(WEIRD, nodelist="n1").submit(
             waits(light.fail), folder / "failing"
         )
@@ -58,19 +50,17 @@ class Jobs:
         executor.update_parameters(time=10, **parameters)
         return executor
 
-    def wait(self, name, count=1):
-        """Until the job waits in its task for the `count`th time."""
-        wait_for(lambda: len(self.noted(name, "waits")) >= count, f"waiting job {name}", 120)
+    def wait(self, name):
+        """Until the job waits in its task."""
+        wait_for(lambda: self.noted(name, "waits"), f"waiting job {name}", 120)
 
     def noted(self, name, what):
         return noted(self.folder / name, what)
 
     def disturb(self):
-        """Signal or preempt each job; the job with the longest requeue comes last."""
-        for name in ("always", "by hand", "preempted", "brought back", "limited", "cancelled"):
+        """Signal or preempt each job."""
+        for name in ("preempted", "brought back", "limited", "cancelled"):
             self.wait(name)
-        self.cluster.run("scancel", "--signal=USR2", self.always.job_id)
-        self.cluster.run("scancel", "--signal=USR2", self.by_hand.job_id)
         submit_script(
             self.cluster,
             self.folder,
@@ -85,7 +75,7 @@ class Jobs:
 
 @pytest.fixture(scope="module")
 def jobs(cluster, own_environment, tmp_path_factory):
-    """Submitted, and all but one of the signals sent."""
+    """Submitted, and all signals sent."""
     for name, value in cluster.environment.items():
         own_environment.setenv(name, value)
     found = Jobs(cluster, tmp_path_factory.mktemp("jobs"))
@@ -98,6 +88,7 @@ def test_slurm_weird_dir(jobs):
     """Quotes and spaces in submitit's folder; and an error is the job's, without a requeue."""
     with pytest.raises(FailedJobError, match="ValueError: no such luck"):
         jobs.failing.result()
+    wait_for(lambda: jobs.cluster.show(jobs.failing.job_id)["JobState"] == "FAILED", "end")
     assert len(jobs.noted("failing", "starts")) == 1
 
 
@@ -114,6 +105,8 @@ def test_the_time_limit_of_one_task_of_an_array(jobs, undisturbed):
     """A requeue that named the array would have brought its cancelled sibling back, too."""
     assert jobs.limited.result() == undisturbed[submitted.train]
     assert jobs.noted("limited", "resumed") == ["None", "step_6"]
+    saves = jobs.folder / f"saves {jobs.limited.job_id}"
+    assert (saves / "checkpoints" / "step_6" / "manifest.json").exists()
     assert jobs.cluster.show(jobs.limited.job_id)["Restarts"] == "1"
 
 
@@ -129,25 +122,6 @@ def test_a_preemption_without_grace_time(jobs, undisturbed):
     assert jobs.brought_back.result() == undisturbed[submitted.train]
     assert jobs.noted("brought back", "resumed") == ["None", "step_6"]
     assert jobs.cluster.show(jobs.brought_back.job_id)["Restarts"] == "1"
-
-
-def test_a_budget_of_time_limits_that_is_used_up(jobs):
-    """The job saves at each time limit; the second time limit exceeds the budget."""
-    jobs.wait("always", 2)
-    assert jobs.noted("always", "resumed") == ["None", "step_6"]
-    jobs.cluster.run("scancel", "--signal=USR2", jobs.always.job_id)
-    with pytest.raises(FailedJobError, match=r"requeue\.max_timeouts=1"):
-        jobs.always.result()
-    saves = jobs.folder / f"saves {jobs.always.job_id}"
-    assert (saves / "checkpoints" / "step_7" / "manifest.json").exists()
-
-
-def test_a_loop_without_boundaries_and_checkpoints_fails_at_the_deadline(jobs):
-    """Slurm also lists the job as FAILED."""
-    with pytest.raises(FailedJobError, match="has no checkpoint to resume from"):
-        jobs.by_hand.result()
-    wait_for(lambda: jobs.cluster.show(jobs.by_hand.job_id)["JobState"] == "FAILED", "end")
-    assert len(jobs.noted("by hand", "starts")) == 1
 
 
 def test_the_script_of_the_page_runs_as_it_stands(jobs, tmp_path):

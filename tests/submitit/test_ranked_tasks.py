@@ -73,7 +73,7 @@ def test_what_one_rank_raises_fails_the_job(jobs):
     one = jobs["raises"]
     with pytest.raises(FailedJobError):
         one.job.results()
-    assert one.state["state"] == "stopped"
+    assert one.state["state"] == "failed"
     assert "rank 1 raised an error: see its log" in one.state["because"]
     assert len(one.noted(0, "starts")) == 1
     with pytest.raises(FailedJobError, match="ValueError: no such luck"):

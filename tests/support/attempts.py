@@ -22,7 +22,7 @@ from forge.checkpoint import Store
 from forge.checkpoint.retention import pins
 from forge.config.schema import CheckpointConfig
 from forge.errors import Reason
-from forge.job.local import LocalJob
+from forge.job import local
 from forge.jobdir import ledger, verdict
 from forge.jobdir.job_files import (
     LOCK,
@@ -39,10 +39,10 @@ from forge.jobdir.verdict import Verdict
 from forge.launch import results, task
 from forge.launch.local.queue import Queue, QueuedJob
 from forge.launch.local.resources import Slots
-from forge.launch.slurm.submitted import Submitted, submissions
 from forge.launch.sweep import SweepDir
 from forge.shutdown.signal_handler import ShutdownHandler
 from forge.slurm import bundle
+from forge.slurm.submitted import Submitted, submissions
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def by_an_earlier_version(before: Callable[[Place], object]) -> Callable[[Place]
 
 
 def start(place: Place) -> int:
-    return LocalJob(place.job, is_continued=False).run()
+    return local.run(place.job)
 
 
 def start_by_slurm(place: Place) -> int:
@@ -126,7 +126,7 @@ def run_task(place: Place) -> int:
 
 
 def collect(place: Place) -> object:
-    found = results._stored(place.job, 0)
+    found = results.stored(place.job, 0)
     return found and found._return_value
 
 
@@ -159,12 +159,12 @@ def save(place: Place) -> None:
     told = place.shared / "name"
     write_atomically(told, str(store._workspace._path))
     until(lambda: store._workspace._path.is_symlink(), "link")
-    store.commit(store.snapshot(5, {"x": 1}, is_complete=False, copy=False))
+    store.commit(store.snapshot(5, {"x": 1}, copy=False))
 
 
 def pin(place: Place) -> None:
     (place.job / "checkpoints").mkdir(parents=True, exist_ok=True)
-    pins.place(place.job / "checkpoints" / "step_5")
+    pins.add(place.job / "checkpoints" / "step_5")
 
 
 def dump_stacks(place: Place) -> None:
@@ -173,7 +173,7 @@ def dump_stacks(place: Place) -> None:
 
 def queue_job(place: Place) -> str:
     job = QueuedJob(0, "lr=1", place.job)
-    Queue([job], Slots([[]], False), "none")._start(job)
+    Queue([job], Slots([[]], False), "none").start(job)
     return job.because
 
 

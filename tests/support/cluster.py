@@ -4,7 +4,8 @@
     python tests/support/cluster.py --serve FOLDER NODES [SETTING…]
 
 The daemons are children of one keeper process, which adopts whatever they start and ends all of it
-when its standard input closes: nothing survives a test process that is killed. Partitions:
+on request, or when its standard input closes: nothing survives a test process that is killed.
+Partitions:
 
     low      preemptible, GraceTime=10 s        zero    preemptible, GraceTime=0
     cancel   as zero, but PreemptMode=CANCEL    urgent  preempts all of them
@@ -33,6 +34,8 @@ from forge.process import processes
 DAEMONS = ("munged", "slurmctld", "slurmd")
 SBIN = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
 START_S = 120.0
+STOP = "stop\n"
+"""The line that ends the keeper."""
 CONF = """
 ClusterName=forge
 SlurmctldHost=localhost(127.0.0.1)
@@ -171,11 +174,7 @@ class Cluster:
 
     def stop(self) -> None:
         """End everything; nothing is left of it but the folder."""
-        assert self._keeper.stdin is not None
-        assert self._keeper.stdout is not None
-        self._keeper.stdin.close()
-        self._keeper.wait(120)
-        self._keeper.stdout.close()
+        self._keeper.communicate(STOP, 120)  # a forked process can keep the pipe open after us
 
 
 def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 120.0) -> None:
@@ -300,7 +299,7 @@ def _until(condition: Callable[[], bool], what: str) -> None:
 
 
 def _serve(folder: Path, nodes: int, settings: list[str]) -> int:
-    """Run the daemons until standard input closes; each line there starts one of them again."""
+    """Run the daemons until `STOP` or the end of standard input; other lines start a daemon."""
     processes.adopt_orphans()
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -310,6 +309,8 @@ def _serve(folder: Path, nodes: int, settings: list[str]) -> int:
         _start(folder, nodes)
         print("up", flush=True)
         for line in sys.stdin:
+            if line == STOP:
+                break
             _start_daemon(folder, line.split())
     except RuntimeError as error:
         print(f"{error}; the logs are in {folder}", flush=True)

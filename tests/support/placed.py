@@ -25,11 +25,11 @@ def pair(seed, num_steps=1):
 
 def save(store, live, step=1, **more):
     state = {"live": live.capture(), **more}
-    return store.commit(store.snapshot(step, state, is_complete=False, copy=True))
+    return store.commit(store.snapshot(step, state, copy=True))
 
 
 def newest(store, live):
-    return store.newest(place=lambda state: live.in_place_targets(state["live"]))
+    return store.newest(offer=lambda state: live.in_place_targets(state["live"]))
 
 
 def resume(store, live):

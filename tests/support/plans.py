@@ -15,7 +15,7 @@ def planned(*, ranks: int = 1, **changes: Any) -> JobPlan:
         "command": ["true"],
         "cwd": "/",
         "environment": {},
-        "place": [],
+        "inode": [],
         "token": "none",
         "program": "train.py:main with config train",
         "composed": "",

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import repository
 from repository import modules
 
 DOCUMENTED = {"_exit", "_asdict", "_fields", "_make", "_replace", "_value_", "_typeshed"}
@@ -22,10 +23,11 @@ _PRIVATE = re.compile(r"_[A-Za-z]\w*")
 
 def private_parts(path: Path) -> list[str]:
     """`line: code` of each such use in a file."""
-    tree = ast.parse(path.read_text())
-    of_module, of_self = _defined(tree), _defined(tree) | _inherited(tree)
+    module = repository.tree(path)
+    of_module = _defined(module)
+    of_self = of_module | _inherited(module)
     found = []
-    for node in ast.walk(tree):
+    for node in ast.walk(module):
         known = of_self if _is_self(node) else of_module
         if any(_is_private(name) and name not in known for name in _named(node)):
             found.append(f"{node.lineno}: {ast.unparse(node)}")
@@ -87,5 +89,5 @@ def _inherited(tree: ast.Module) -> set[str]:
 
 @functools.cache
 def _of_module(name: str) -> set[str]:
-    tree = ast.parse(modules()[name].read_text()) if name in modules() else ast.parse("")
-    return _defined(tree) | _inherited(tree)
+    module = repository.tree(modules()[name]) if name in modules() else ast.parse("")
+    return _defined(module) | _inherited(module)

@@ -51,6 +51,12 @@ def modules() -> dict[str, Path]:
 
 
 @functools.cache
+def tree(path: Path) -> ast.Module:
+    """The syntax tree of a file, made once in a process."""
+    return ast.parse(path.read_text())
+
+
+@functools.cache
 def imports(path: Path) -> set[str]:
     """Every module that a file imports anywhere, in functions and for type checkers too.
 
@@ -58,7 +64,7 @@ def imports(path: Path) -> set[str]:
     """
     known = modules()
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):

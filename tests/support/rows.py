@@ -9,6 +9,18 @@ from typing import Any
 import pytest
 
 
+def few(num_rows: int, rows: Sequence[Any]) -> list[Any]:
+    """The rows of a test; `make test` runs the first ones.
+
+    Args:
+        num_rows: How many.
+        rows: The values of one parameter, or a tuple for each row of several.
+    """
+    values = [row if isinstance(row, tuple) else (row,) for row in rows]
+    marks = [() if n < num_rows else pytest.mark.proofs for n in range(len(rows))]
+    return [pytest.param(*row, marks=mark) for row, mark in zip(values, marks, strict=True)]
+
+
 def each_value(*axes: Sequence[Any], num_rows: int = 0) -> list[Any]:
     """All combinations; `make test` runs a few of them, in which each value occurs.
 

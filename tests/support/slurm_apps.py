@@ -41,23 +41,6 @@ TRAIN = """
     def misbehave(cfg, step):
         pass
 
-    class Slow:
-        \"\"\"Its state is a while on its way.\"\"\"
-
-        def __init__(self, cfg):
-            self.gates = Path(cfg.gates)
-            self.is_slow = cfg.kind == "slow" and not RESTARTS
-
-        def state_dict(self):
-            if self.is_slow and stopping.is_stopping():
-                (self.gates / "saving").touch()
-                while not (self.gates / "cancelled").exists():
-                    time.sleep(0.02)
-            return {}
-
-        def load_state_dict(self, state):
-            pass
-
     def hold(cfg, run):
         \"\"\"Until a signal has come; once it was disturbed here, a job is left alone.\"\"\"
         num_before = len(list(Path(cfg.gates).glob(f"{cfg.kind} *")))
@@ -82,7 +65,7 @@ TRAIN = """
         out = Path(HydraConfig.get().runtime.output_dir)
         while cfg.kind == "late" and not RESTARTS:
             time.sleep(0.02)  # data that is copied for longer than the job may run
-        with forge.Run(cfg.resilience, model=model, optimizer=optimizer, slow=Slow(cfg)) as run:
+        with forge.Run(cfg.resilience, model=model, optimizer=optimizer) as run:
             for step in run.steps(cfg.steps):
                 misbehave(cfg, step)
                 if step == cfg.hold:
@@ -219,7 +202,7 @@ class SlurmJob(SweptJob):
     @property
     def slurm_id(self) -> str:
         """The job's id for Slurm's commands."""
-        return self.state["slurm_job"]
+        return self.state["job"]
 
     @property
     def shown(self) -> dict[str, str]:

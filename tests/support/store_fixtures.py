@@ -5,9 +5,8 @@ from stores import commit, state_of
 
 from forge.checkpoint import Store
 from forge.checkpoint.format import checksums
-from forge.checkpoint.io import output
-from forge.checkpoint.load import file_reading
-from forge.checkpoint.save import staged_file
+from forge.checkpoint.load import checked_file
+from forge.checkpoint.save import staged_file, writing
 from forge.config.schema import CheckpointConfig
 
 
@@ -16,7 +15,8 @@ def open_store(tmp_path):
     opened = []
 
     def open_one(directory=tmp_path / "checkpoints", keep_back_steps=None, **config):
-        store = Store(directory, CheckpointConfig(**config), keep_back_steps=keep_back_steps)
+        config = CheckpointConfig(**{"every_steps": None, **config})
+        store = Store(directory, config, keep_back_steps=keep_back_steps)
         opened.append(store)
         return store
 
@@ -43,8 +43,8 @@ def _state_of():
 @pytest.fixture
 def small_chunks(monkeypatch):
     """With small chunks, files of some kilobytes have many chunks, and several threads."""
-    for module in (checksums, staged_file, output, file_reading):
+    for module in (checksums, staged_file, writing, checked_file):
         monkeypatch.setattr(module, "CHUNK", 1 << 12)
-    monkeypatch.setattr(file_reading, "_STEP", 1 << 9)
-    monkeypatch.setattr(file_reading, "_DIRECT", 1 << 7)
-    monkeypatch.setattr(file_reading, "num_threads", lambda: 3)
+    monkeypatch.setattr(checked_file, "_READ", 1 << 9)
+    monkeypatch.setattr(checked_file, "_DIRECT", 1 << 7)
+    monkeypatch.setattr(checked_file, "num_threads", lambda: 3)

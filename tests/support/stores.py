@@ -6,6 +6,7 @@ import zlib
 import torch
 
 from forge.checkpoint.format import manifest
+from forge.checkpoint.format.manifest import Origin
 
 STATE, TENSORS = "state_rank00000.json", "tensors_rank00000.safetensors"
 
@@ -29,8 +30,9 @@ def state_of(step):
     return {"step": step, "weights": torch.full((64,), float(step)), "names": ["a", "b"]}
 
 
-def commit(store, step, is_complete=False):
-    return store.commit(store.snapshot(step, state_of(step), is_complete=is_complete, copy=False))
+def commit(store, step, logged=None):
+    origin = Origin(logged=logged or {})
+    return store.commit(store.snapshot(step, state_of(step), copy=False, origin=origin))
 
 
 def rewrite_manifest(path, **changes):

@@ -41,7 +41,7 @@ def build():
     return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
 
 
-def train(folder, policy=None, how="never", always=False):
+def train(folder, policy=None, how="never"):
     """A loop with noise; waits in a step, after its update."""
     is_first = begin(folder)
     model, optimizer = build()
@@ -49,7 +49,7 @@ def train(folder, policy=None, how="never", always=False):
     with forge.Run(policy or POLICY, model=model, optimizer=optimizer) as run:
         note(folder, "resumed", run.resumed_from)
         for step, (x,) in run.steps(STEPS, loader):
-            waits = how != "never" and (is_first or always) and step >= PLACE
+            waits = how != "never" and is_first and step >= PLACE
             loss = (model(x + torch.randn(4, 4) / 9) - x.sum(1, keepdim=True)).square().mean()
             loss.backward()
             run.update(loss, optimizer)

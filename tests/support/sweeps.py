@@ -16,9 +16,8 @@ import torch
 import warm
 from harness import Process, until
 
-from forge.job.wrapper import TOKEN
 from forge.jobdir import ledger
-from forge.jobdir.job_files import LOCK, PLAN, STATE, forge_dir, job_ledger, read_json
+from forge.jobdir.job_files import LOCK, PLAN, STATE, TOKEN, forge_dir, job_ledger, read_json
 from forge.process import processes
 
 TRAIN = """

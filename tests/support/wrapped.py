@@ -19,7 +19,7 @@ from forge.errors import NoAnswer, SlurmRefused
 from forge.slurm import client
 from forge.slurm.client import Queued
 from forge.slurm.job_info import JobInfo
-from forge.slurm.wrapper import SlurmJob
+from forge.slurm.wrapper import wrapper_of
 
 
 @dataclass
@@ -122,7 +122,7 @@ def main(folder: Path) -> int:
     if says.hours_a_second:
         real = time.monotonic
         time.monotonic = lambda: real() * 3600 * says.hours_a_second
-    job = SlurmJob(says.directory, says.script)
+    job = wrapper_of(says.directory, says.script)
     if says.is_orphaned:
         os.getppid = lambda: 1
     return job.run()

@@ -203,9 +203,12 @@ def main():
         os.closerange(own.fileno() + 1, 1 << 16)
     if request["is_worker"]:
         warm.adopt(own)
-    elif own:
-        warm.inherit(own)
-        compose_once()
+    else:
+        # forge looks for open files at exit: to thaw torch's objects would copy all of them.
+        gc.freeze = gc.unfreeze = lambda: None
+        if own:
+            warm.inherit(own)
+            compose_once()
     os.umask(request["umask"])
     os.chdir(request["cwd"])
     if is_wrapper(request["command"]):
@@ -348,15 +351,15 @@ def leave(begin):
 @contextmanager
 def kills(at):
     """Signal this process in these steps, in any attempt."""
-    begin = Updater.begin
+    on_step = Updater.on_step
 
     def begin_and_kill(self, step):
-        begin(self, step)
+        on_step(self, step)
         if str(step) in at:
             os.kill(os.getpid(), signal.Signals["SIG" + at[str(step)]])
 
     if at:
-        Updater.begin = begin_and_kill
+        Updater.on_step = begin_and_kill
     yield
 
 

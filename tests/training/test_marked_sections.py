@@ -15,9 +15,8 @@ from ranked import RankedJob
 
 import forge
 from forge.checkpoint.format.checksums import CHUNK
-from forge.checkpoint.io import output
-from forge.checkpoint.load import file_reading
-from forge.checkpoint.save import staging
+from forge.checkpoint.load import checked_file
+from forge.checkpoint.save import writing
 from forge.process import sections
 from forge.process.progress import HeartbeatPage, HeartbeatRecord, Phase
 
@@ -124,7 +123,7 @@ def test_what_is_written_is_progress(page, tmp_path, monkeypatch):
             counts.append((page.read().section, page.read().count))
         return write(fd, piece, position)
 
-    monkeypatch.setattr(output.os, "pwrite", pwrite)
+    monkeypatch.setattr(writing.os, "pwrite", pwrite)
     model, optimizer = parts(20 << 20)  # 80 MiB, so that there are several pieces
     with forge.Run(policy_in(tmp_path), model=model, optimizer=optimizer) as run:
         for _ in run.steps(1):
@@ -148,7 +147,7 @@ def test_what_is_read_at_the_start_is_progress(page, tmp_path, monkeypatch):
     model, optimizer = parts(10 << 20)
     with forge.Run(policy, model=model, optimizer=optimizer) as run:
         for step in run.steps(4):
-            monkeypatch.setattr(file_reading.os, "preadv", preadv)
+            monkeypatch.setattr(checked_file.os, "preadv", preadv)
             loss = model(torch.ones(1, model.in_features, device="cpu")).sum()
             if step == 3 and not counts:
                 loss = loss * math.nan
@@ -162,7 +161,7 @@ def test_what_is_read_at_the_start_is_progress(page, tmp_path, monkeypatch):
 def test_a_save_in_the_background_is_no_progress_of_the_step(page, tmp_path, monkeypatch):
     """Training can hang in a step while a large checkpoint is still being written."""
     is_in_step, is_written, seen = threading.Event(), threading.Event(), []
-    write_file = staging.write_file
+    write_file = writing.write_file
 
     def written(*given):
         if not is_written.is_set():  # otherwise the thread can write before the step begins
@@ -175,7 +174,7 @@ def test_a_save_in_the_background_is_no_progress_of_the_step(page, tmp_path, mon
             return found
         return write_file(*given)
 
-    monkeypatch.setattr(staging, "write_file", written)
+    monkeypatch.setattr(writing, "write_file", written)
     model, optimizer = parts()
     policy = policy_in(tmp_path, every_steps=2, async_save=True)
     with forge.Run(policy, model=model, optimizer=optimizer) as run:

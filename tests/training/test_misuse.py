@@ -92,6 +92,26 @@ def test_a_call_that_is_written_wrongly_is_answered_with_the_right_one(call, com
     assert complaint in str(error.value)
 
 
+OUTSIDE = {
+    "steps": lambda run: run.steps(4, LOADER),
+    "epochs": lambda run: run.epochs(4),
+    "batches": lambda run: run.batches(LOADER),
+    "loader": lambda run: run.loader(LOADER),
+    "begin": lambda run: run.begin(),
+    "boundary": lambda run: run.boundary(1),
+    "should_step": lambda run: run.should_step(0.0),
+    "check_stop": lambda run: run.check_stop(),
+}
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_a_call_outside_the_block_is_refused(name, job):
+    """A loader, for example, would begin again at each resume."""
+    with pytest.raises(forge.ForgeError) as error:
+        OUTSIDE[name](job.run())
+    assert f"Run.{name}() needs `with forge.Run(...) as run:`" in str(error.value)
+
+
 UPDATES = {
     "swapped": (
         lambda run, job, loss: run.update(job.opt, loss),

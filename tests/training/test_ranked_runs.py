@@ -12,7 +12,7 @@ from harness import assert_same_bits
 from ranked import RankedJob
 
 import forge
-from forge.checkpoint.format.names import files_of
+from forge.checkpoint.format.manifest import files_of
 
 SIZE, STEPS = 3, 16
 
@@ -30,7 +30,7 @@ def undisturbed(tmp_path_factory):
     [
         pytest.param([[1, 0]], id="first", marks=pytest.mark.proofs),
         pytest.param([[6, 1], [10, 2]], id="one"),
-        pytest.param([[5, -1]], id="all"),
+        pytest.param([[5, -1]], id="all", marks=pytest.mark.proofs),
     ],
 )
 def test_a_signal_to_any_rank_stops_all_after_the_same_step(signalled, undisturbed, tmp_path):

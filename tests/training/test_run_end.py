@@ -6,7 +6,7 @@ import pytest
 import torch
 from harness import assert_same_bits, assert_same_run
 from ranked import RankedJob
-from rows import each_value
+from rows import each_value, few
 
 import forge
 from forge.checkpoint import Store
@@ -30,7 +30,8 @@ def spec_of(kind):
     return {"script": script, "loop": "folds", "breaks_at": breaks_at, "policy": policy}
 
 
-KINDS = ["steps", "steps, due", "break", "epochs", "epochs, due", "epochs, break"]
+KINDS = ["steps", "steps, due", "epochs, due", "epochs", "break", "epochs, break"]
+MORE = [*itertools.product(KINDS[1::2], CODES, ["after", "folded"])]
 
 
 def assert_folded_once(job, undisturbed):
@@ -44,7 +45,9 @@ def assert_folded_once(job, undisturbed):
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "place"), each_value(KINDS, list(CODES), ["after", "folded"])
+    ("kind", "name", "place"),
+    each_value(KINDS[::2], list(CODES), ["after", "folded"])
+    + [pytest.param(*row, marks=pytest.mark.proofs) for row in MORE],
 )
 def test_what_follows_the_last_loop_is_done_once(
     kind, name, place, tmp_path, make_job, undisturbed
@@ -164,7 +167,7 @@ def test_a_new_job_begins_with_what_the_finished_one_has_left(train, tmp_path):
     assert_same_bits(train(0, "new", fold=False, init_from=source), expected)
 
 
-@pytest.mark.parametrize("how", ["SIGTERM", "SIGKILL"])
+@pytest.mark.parametrize("how", few(1, ["SIGKILL", "SIGTERM"]))
 def test_what_follows_the_last_loop_is_done_once_on_all_ranks(how, tmp_path):
     """One rank is signalled: all leave after the save of all, or resume from the loop's end."""
     spec = {"n": 6, "folds": True, "checkpoint": {"every_steps": 4}}

@@ -12,7 +12,7 @@ from harness import assert_same_bits
 from ranked import RankedJob
 
 import forge
-from forge.checkpoint.format.names import files_of
+from forge.checkpoint.format.manifest import files_of
 
 STEPS = 16
 
@@ -59,7 +59,8 @@ def test_a_rank_that_is_killed_or_fails_ends_all_and_the_job_resumes(kind, tmp_p
     job.assert_same_run(whole)
 
 
-@pytest.mark.parametrize("action", [pytest.param("skip", marks=pytest.mark.proofs), "rollback"])
+@pytest.mark.proofs
+@pytest.mark.parametrize("action", ["skip", "rollback"])
 def test_a_bad_loss_on_one_rank_is_bad_for_all(action, tmp_path):
     """Clipped by the norm of all shards; all go back to the shards of the same step."""
     policy = {"nan": {"action": action, "max_consecutive": 1 + (action == "skip")}}

@@ -7,6 +7,7 @@ import signal
 
 import pytest
 from ranked import RankedJob
+from rows import few
 
 SIZE = 2
 KILLED = -signal.SIGKILL
@@ -40,19 +41,13 @@ PLACES = {
 
 @pytest.mark.parametrize(
     ("place", "who"),
-    [
-        ("a save", 1),
-        ("a function", 0),
-        *(
-            pytest.param(place, who, marks=pytest.mark.proofs)
-            for place, who in [
-                ("a save", 0),
-                ("a function", 1),
-                ("its own exit", 0),
-                ("its own exit", 1),
-            ]
-        ),
-    ],
+    few(
+        1,
+        [
+            *(("a save", 1), ("a function", 0), ("a save", 0), ("a function", 1)),
+            *(("its own exit", 0), ("its own exit", 1)),
+        ],
+    ),
 )
 def test_a_rank_that_dies_where_others_wait_for_it_ends_them(place, who, undisturbed, tmp_path):
     """Otherwise the others would wait for half an hour, on a node that costs money."""
@@ -86,7 +81,7 @@ def saved_by(job, cause):
     return [e["step"] for e in events if e["kind"] == "save" and e["reason"] == cause]
 
 
-@pytest.mark.parametrize("what", ["SIGTERM", "clock"])
+@pytest.mark.parametrize("what", few(1, ["clock", "SIGTERM"]))
 def test_what_stops_one_rank_stops_all(what, undisturbed, tmp_path):
     """A signal, or the time limit of the job by the clock of one rank."""
     event = ["start", 0, 1, "clock"] if what == "clock" else ["step", 6, 1, what]
@@ -149,7 +144,7 @@ def test_an_older_attempt_that_wakes_up_ends_on_all_ranks(tmp_path):
     assert {one.name for one in job.checkpoints.glob("step_*")} == {"step_4"}
 
 
-@pytest.mark.parametrize("place", ["function", "batch"])
+@pytest.mark.parametrize("place", few(1, ["batch", "function"]))
 def test_an_error_of_the_user_on_one_rank_ends_all(place, undisturbed, tmp_path):
     """The other ranks wait for the end of its evaluation, or for its gradients."""
     job = struck(tmp_path, [place, 10, 1, "exception"], checkpoint={"every_steps": 4})

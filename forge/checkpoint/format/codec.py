@@ -18,14 +18,14 @@ import functools
 import json
 import math
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from forge.checkpoint.format import arrays, shards, tensor_encoding
-from forge.checkpoint.format.outline import UNKNOWN, Outline
 from forge.checkpoint.format.shards import Shard
+from forge.checkpoint.format.tensorfile import MALFORMED
 from forge.compat import of_torch
 from forge.errors import CheckpointError, DamagedCheckpoint
 
@@ -45,7 +45,7 @@ class Encoder:
         self.tensors: dict[str, torch.Tensor] = {}
         self.sharded: list[str] = []
         """Paths of sharded tensors."""
-        self.parts: set[str] = set()
+        self.unshared: set[str] = set()
         """Names of shards of which no other rank has a replica."""
         self._names: dict[tuple[Any, ...], str] = {}
         self._depth = 0
@@ -153,10 +153,10 @@ class Encoder:
             raise CheckpointError(f"{path}: this version of forge cannot save {problem}")
         shard = shards.shard_of(tensor)
         self.sharded.append(path)
-        part = shards.local(tensor).reshape(shard.box.shape)
-        encoded = self._tensor(part, path, shard)
+        own = shards.local(tensor).reshape(shard.box.shape)
+        encoded = self._tensor(own, path, shard)
         if shards.is_unique(tensor):
-            self.parts.add(encoded["!tensor"])
+            self.unshared.add(encoded["!tensor"])
         return {"!shard": shard.to_json(), "part": encoded}
 
     def _tensor(
@@ -171,8 +171,8 @@ class Encoder:
         if tensor.layout is not torch.strided:
             if shard is not None:
                 raise CheckpointError(f"{path}: this version of forge cannot save a sparse DTensor")
-            described, parts = tensor_encoding.sparse_parts(tensor)
-            references = {k: self._tensor(part, _join(path, k)) for k, part in parts.items()}
+            described, named = tensor_encoding.describe_sparse(tensor)
+            references = {k: self._tensor(one, _join(path, k)) for k, one in named.items()}
             return {"!sparse": described, "parts": references}
         shape, stride, device = tensor.shape, tensor.stride(), tensor.device
         # Conjugate and negative views have the same memory, but not the same values.
@@ -235,12 +235,12 @@ def _is_reordered(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
     return stride != torch.empty(shape, device="meta").stride() and _is_dense(shape, stride)
 
 
-def _is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+def _is_dense(shape: Sequence[int], stride: tuple[int, ...]) -> bool:
     """Whether the elements fill their memory without gaps or overlaps, in some order."""
     expected = 1
-    for step, size in sorted(zip(stride, shape, strict=True)):
+    for distance, size in sorted(zip(stride, shape, strict=True)):
         if size != 1:
-            if step != expected:
+            if distance != expected:
                 return False
             expected *= size
     return True
@@ -252,77 +252,81 @@ def decode(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     Raises:
         DamagedCheckpoint: If an encoder cannot have written `value`.
     """
-    try:
-        return _decode(value, tensors if isinstance(tensors, Outline) else dict(tensors))
-    except RecursionError:
-        raise DamagedCheckpoint(
-            "its values are nested too deeply for Python's recursion limit (sys.setrecursionlimit)"
-        ) from None
+    return Decoder(tensors).decode(value)
 
 
-def _decode(value: Any, tensors: _Tensors) -> Any:
-    if isinstance(value, list):
-        return [_decode(v, tensors) for v in value]
-    if not isinstance(value, dict):
-        return value
-    tag = next((key for key in value if key.startswith("!")), None)
-    if tag is None:
-        return {key: _decode(v, tensors) for key, v in value.items()}
-    if tag not in _DECODERS:
-        raise DamagedCheckpoint(f"unknown tag {tag!r}: written by a newer forge?")
-    try:
-        return _DECODERS[tag](value, tensors)
-    except RecursionError:
-        raise
-    except _WRONG as error:
-        if isinstance(tensors, Outline):
-            return UNKNOWN
+class Decoder:
+    """Decodes trees, with the tensors of these names."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._tensors = dict(tensors)
+
+    def decode(self, value: Any) -> Any:
+        """The tree that was passed to `Encoder.encode`; raises as the function does."""
+        try:
+            return self.inner(value)
+        except RecursionError:
+            raise DamagedCheckpoint(
+                "its values are nested too deeply for Python's recursion limit"
+                " (sys.setrecursionlimit)"
+            ) from None
+
+    def inner(self, value: Any) -> Any:
+        """Decode a value inside the tree."""
+        if isinstance(value, list):
+            return [self.inner(v) for v in value]
+        if not isinstance(value, dict):
+            return value
+        tag = next((key for key in value if key.startswith("!")), None)
+        if tag is None:
+            return {key: self.inner(v) for key, v in value.items()}
+        if tag not in _DECODERS:
+            raise DamagedCheckpoint(f"unknown tag {tag!r}: written by a newer forge?")
+        try:
+            return _DECODERS[tag](value, self)
+        except RecursionError:
+            raise
+        except MALFORMED as error:
+            return self.malformed(tag, error)
+
+    def pairs(self, items: list[list[Any]]) -> list[tuple[Any, Any]]:
+        """Decode the items of a dict."""
+        return [(self.inner(key), self.inner(v)) for key, v in items]
+
+    def tensor(self, described: dict[str, Any]) -> torch.Tensor:
+        """The tensor of this name, with these strides."""
+        name = described["!tensor"]
+        tensor = self._tensors[name]
+        stride = stride_of(described, tensor.shape)
+        if stride and tensor.stride() != stride and not shards.is_sharded(tensor):
+            tensor = tensor_encoding.in_order(tensor, stride)
+        self._tensors[name] = tensor  # so that tied tensors are tied again
+        return tensor
+
+    def sharded(self, described: dict[str, Any], shard: Shard) -> torch.Tensor:
+        """The tensor of this name, which was a shard when it was saved."""
+        return self._tensors[described["!tensor"]]
+
+    def malformed(self, tag: str, error: Exception) -> Any:
+        """Raise DamagedCheckpoint, or return what a malformed value becomes."""
         raise DamagedCheckpoint(f"a value tagged {tag!r} cannot be read: {error!r}") from error
 
 
-_Tensors = dict[str, torch.Tensor]
-_WRONG = (
-    *(LookupError, ValueError, TypeError, AttributeError, ArithmeticError),
-    *(RuntimeError, AssertionError, MemoryError),
-)
-"""Exceptions that decoding a malformed value can raise."""
-
-
-def _decode_tensor(value: dict[str, Any], tensors: _Tensors) -> torch.Tensor:
-    name = value["!tensor"]
-    tensor = tensors[name]
-    stride = tuple(value.get("stride", ()))
-    if stride and not (all(type(s) is int for s in stride) and _is_dense(tensor.shape, stride)):
+def stride_of(described: dict[str, Any], shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a tensor whose elements are not in the usual order; else empty."""
+    stride = tuple(described.get("stride", ()))
+    if stride and not (all(type(s) is int for s in stride) and _is_dense(shape, stride)):
         # Such strides could allocate any amount of memory.
-        raise DamagedCheckpoint(
-            f"the strides {stride} do not fit a tensor of shape {list(tensor.shape)}"
-        )
-    if isinstance(tensors, Outline):
-        tensor = tensors.note(name, value)
-    else:
-        if stride and tensor.stride() != stride and not shards.is_sharded(tensor):
-            tensor = tensor_encoding.in_order(tensor, stride)
-        tensors[name] = tensor  # so that tied tensors are tied again
-    return tensor
+        raise DamagedCheckpoint(f"the strides {stride} do not fit a tensor of shape {list(shape)}")
+    return stride
 
 
-def _decode_shard(value: dict[str, Any], tensors: _Tensors) -> torch.Tensor:
-    name = value["part"]["!tensor"]
-    if isinstance(tensors, Outline):
-        return tensors.note(name, value["part"], Shard.from_json(value["!shard"]))
-    return tensors[name]
-
-
-def _decode_ordered(value: dict[str, Any], tensors: _Tensors) -> Any:
-    decoded = collections.OrderedDict(_decode_pairs(value["!OrderedDict"], tensors))
+def _decode_ordered(value: dict[str, Any], decoder: Decoder) -> Any:
+    decoded = collections.OrderedDict(decoder.pairs(value["!OrderedDict"]))
     if "metadata" in value:
-        versions = collections.OrderedDict(_decode(value["metadata"], tensors))
+        versions = collections.OrderedDict(decoder.inner(value["metadata"]))
         of_torch.set_layer_versions(decoded, versions)
     return decoded
-
-
-def _decode_pairs(pairs: list[list[Any]], tensors: _Tensors) -> list[tuple[Any, Any]]:
-    return [(_decode(key, tensors), _decode(v, tensors)) for key, v in pairs]
 
 
 def _dtype(name: str) -> torch.dtype:
@@ -332,46 +336,46 @@ def _dtype(name: str) -> torch.dtype:
     return found
 
 
-def _decode_lazy(value: dict[str, Any], tensors: _Tensors) -> torch.Tensor:
+def _decode_lazy(value: dict[str, Any], decoder: Decoder) -> torch.Tensor:
     kinds: dict[str, Any] = {kind.__name__: kind for kind in tensor_encoding.LAZY}
     made: torch.Tensor = kinds[value["as"]](dtype=_dtype(value["!lazy"]))
     return made
 
 
-def _decode_sparse(value: dict[str, Any], tensors: _Tensors) -> torch.Tensor:
-    parts = {name: _decode_tensor(part, tensors) for name, part in value["parts"].items()}
-    return tensor_encoding.sparse(value["!sparse"], parts)
+def _decode_sparse(value: dict[str, Any], decoder: Decoder) -> torch.Tensor:
+    named = {name: decoder.tensor(one) for name, one in value["parts"].items()}
+    return tensor_encoding.sparse(value["!sparse"], named)
 
 
-def _decode_numpy_scalar(value: dict[str, Any], tensors: _Tensors) -> Any:
+def _decode_numpy_scalar(value: dict[str, Any], decoder: Decoder) -> Any:
     *description, raw = value["!numpy_scalar"]
     return arrays.scalar(description, base64.b64decode(raw))
 
 
-def _decode_ndarray(value: dict[str, Any], tensors: _Tensors) -> Any:
-    content = bytes(_decode_tensor(value["bytes"], tensors).contiguous().numpy())
+def _decode_ndarray(value: dict[str, Any], decoder: Decoder) -> Any:
+    content = bytes(decoder.tensor(value["bytes"]).contiguous().numpy())
     return arrays.array(value["!ndarray"], content)
 
 
-_DECODERS: dict[str, Callable[[dict[str, Any], _Tensors], Any]] = {
-    "!tensor": _decode_tensor,
-    "!shard": _decode_shard,
+_DECODERS: dict[str, Callable[[dict[str, Any], Decoder], Any]] = {
+    "!tensor": lambda v, d: d.tensor(v),
+    "!shard": lambda v, d: d.sharded(v["part"], Shard.from_json(v["!shard"])),
     "!sparse": _decode_sparse,
     "!lazy": _decode_lazy,
     "!OrderedDict": _decode_ordered,
-    "!Counter": lambda v, t: collections.Counter(dict(_decode_pairs(v["!Counter"], t))),
-    "!dict": lambda v, t: dict(_decode_pairs(v["!dict"], t)),
-    "!tuple": lambda v, t: tuple(_decode(v["!tuple"], t)),
-    "!set": lambda v, t: set(_decode(v["!set"], t)),
-    "!frozenset": lambda v, t: frozenset(_decode(v["!frozenset"], t)),
-    "!size": lambda v, t: torch.Size(v["!size"]),
-    "!int": lambda v, t: int(v["!int"], 16),
-    "!float": lambda v, t: _float(v["!float"]),
-    "!complex": lambda v, t: complex(*_decode(v["!complex"], t)),
-    "!bytes": lambda v, t: base64.b64decode(v["!bytes"]),
-    "!bytearray": lambda v, t: bytearray(base64.b64decode(v["!bytearray"])),
-    "!dtype": lambda v, t: _dtype(v["!dtype"]),
-    "!device": lambda v, t: torch.device(v["!device"]),
+    "!Counter": lambda v, d: collections.Counter(dict(d.pairs(v["!Counter"]))),
+    "!dict": lambda v, d: dict(d.pairs(v["!dict"])),
+    "!tuple": lambda v, d: tuple(d.inner(v["!tuple"])),
+    "!set": lambda v, d: set(d.inner(v["!set"])),
+    "!frozenset": lambda v, d: frozenset(d.inner(v["!frozenset"])),
+    "!size": lambda v, d: torch.Size(v["!size"]),
+    "!int": lambda v, d: int(v["!int"], 16),
+    "!float": lambda v, d: _float(v["!float"]),
+    "!complex": lambda v, d: complex(*d.inner(v["!complex"])),
+    "!bytes": lambda v, d: base64.b64decode(v["!bytes"]),
+    "!bytearray": lambda v, d: bytearray(base64.b64decode(v["!bytearray"])),
+    "!dtype": lambda v, d: _dtype(v["!dtype"]),
+    "!device": lambda v, d: torch.device(v["!device"]),
     "!numpy_scalar": _decode_numpy_scalar,
     "!ndarray": _decode_ndarray,
 }

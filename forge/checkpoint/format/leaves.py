@@ -11,6 +11,7 @@ import torch
 
 from forge.checkpoint.format import tensor_encoding
 from forge.checkpoint.format.codec import Encoder
+from forge.checkpoint.format.tensor_encoding import strided
 
 _FEW = 8
 """A list of up to this many plain values is shown value by value."""
@@ -36,21 +37,20 @@ class Leaf:
         if tensor_encoding.is_lazy(self.value):
             return 0
         if isinstance(self.value, torch.Tensor):
-            parts = tensor_encoding.parts(self.value)
-            return sum(part.numel() * part.dtype.itemsize for part in parts)
+            return sum(one.numel() * one.dtype.itemsize for one in strided(self.value))
         return int(getattr(self.value, "nbytes", 0)) if _is_array(self.value) else 0
 
 
 def leaves(value: Any, path: str = "") -> Iterator[Leaf]:
     """Every leaf in `value`, in order."""
-    parts = _parts_of(value)
-    for part, one in (parts or {}).values():
-        yield from leaves(one, path + part if path else part.removeprefix("."))
-    if not parts:
+    items = _items_of(value)
+    for suffix, one in (items or {}).values():
+        yield from leaves(one, path + suffix if path else suffix.removeprefix("."))
+    if not items:
         yield Leaf(path, value)
 
 
-def _parts_of(value: Any) -> dict[Any, tuple[str, Any]] | None:
+def _items_of(value: Any) -> dict[Any, tuple[str, Any]] | None:
     """The items of a container: comparable key -> (path, value).
 
     None if the value is not a container, or is a long list of plain values.
@@ -99,7 +99,7 @@ def _short(one: torch.dtype | torch.layout) -> str:
 
 def differences(a: Any, b: Any, path: str = "") -> Iterator[tuple[str, str]]:
     """(path, what differs) for each leaf that is not bitwise the same in both."""
-    left, right = _parts_of(a), _parts_of(b)
+    left, right = _items_of(a), _items_of(b)
     if left is None or right is None or not (left or right):
         difference = _difference(a, b)
         if difference:
@@ -108,8 +108,8 @@ def differences(a: Any, b: Any, path: str = "") -> Iterator[tuple[str, str]]:
     if type(a) is not type(b):
         yield path, f"{type(a).__name__} → {type(b).__name__}"
     for key in [*left, *(key for key in right if key not in left)]:
-        part, one = left[key] if key in left else right[key]
-        below = path + part if path else part.removeprefix(".")
+        suffix, one = left[key] if key in left else right[key]
+        below = path + suffix if path else suffix.removeprefix(".")
         if key in left and key in right:
             yield from differences(one, right[key][1], below)
         else:
@@ -128,10 +128,9 @@ def _difference(a: Any, b: Any) -> str:
 
 
 def _value_difference(a: torch.Tensor, b: torch.Tensor) -> str:
-    parts = list(zip(tensor_encoding.parts(a), tensor_encoding.parts(b), strict=True))
     if all(
         one.shape == other.shape and tensor_encoding.are_same_bits(one, other)
-        for one, other in parts
+        for one, other in zip(strided(a), strided(b), strict=True)
     ):
         return ""
     if a.layout is not torch.strided:

@@ -1,4 +1,4 @@
-"""The manifest: the last file that a save writes.
+"""The manifest, the last file that a save writes; and the names of the other files.
 
 It lists every other file with its size and the CRC-32 of each chunk, and has a CRC-32 of itself.
 A directory is a checkpoint if and only if its manifest is valid and its files match it.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import stat
 import zlib
 from collections.abc import Mapping
@@ -30,7 +29,37 @@ _MAX_TIME = 1e11
 """Limit of a Unix time in seconds, before or after 1970; larger values are damage."""
 Logged = Mapping[str, tuple[int, float]]
 """Metric -> the step at which it was last logged, and the value."""
-_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+Files = dict[str, dict[str, Any]]
+"""Name -> {"size": bytes, "chunks": CRC-32 of `chunk_bytes` each}."""
+
+LATEST = "latest"
+"""A relative symlink to the newest checkpoint."""
+
+FINAL = "final_"
+"""`final_step_<N>` has the state at the end of main, if it differs from the state after step N.
+
+No job resumes from it: the script's code after the last loop computed it from `step_<N>`.
+"""
+
+
+def files_of(rank: int) -> tuple[str, str]:
+    """The files of one rank in a checkpoint (state, tensors); the manifest is for all ranks."""
+    return f"state_rank{rank:05d}.json", f"tensors_rank{rank:05d}.safetensors"
+
+
+STATE, TENSORS = files_of(0)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The fields of a manifest that training provides."""
+
+    attempt: int = 0
+    """Number of the attempt that saves it."""
+    job: str = ""
+    """The job's id, from the `job.json` in the checkpoint directory."""
+    logged: Logged = field(default_factory=dict)
+    """The metrics logged up to its step."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +70,7 @@ class Manifest:
     """Steps done."""
     attempt: int
     """Number of the attempt that wrote it."""
-    files: dict[str, dict[str, Any]]
-    """Name -> {"size": bytes, "chunks": CRC-32 of `chunk_bytes` each}."""
+    files: Files
     is_complete: bool = False
     """Whether training had finished."""
     chunk_bytes: int = CHUNK
@@ -136,13 +164,14 @@ def read(directory: Path) -> Manifest:
         values, steps = manifest.metrics.values(), manifest.logged_at.values()
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise DamagedCheckpoint(f"{NAME} cannot be read: {error!r}") from error
-    for name in manifest.files:
-        if not _FILE_NAME.fullmatch(name) or name == NAME:
-            raise DamagedCheckpoint(f"{NAME} names a file outside the checkpoint: {name!r}")
-    if len(manifest.files) != 2 * manifest.world_size:  # before making a name for each rank
+    # Not more names than there are: a wrong number of ranks can be large.
+    ranks = range(min(manifest.world_size, len(manifest.files)))
+    expected = [name for rank in ranks for name in files_of(rank)]
+    wrong = sorted(manifest.files.keys() ^ set(expected))
+    if wrong or len(ranks) != manifest.world_size:
         raise DamagedCheckpoint(
-            f"{NAME} names {len(manifest.files)} files for {manifest.world_size} ranks; expected"
-            " two files per rank"
+            f"{NAME} does not name two files for each of {manifest.world_size} ranks; missing or"
+            f" unexpected: {', '.join(wrong[:4])}"
         )
     if not abs(manifest.created) < _MAX_TIME:
         raise DamagedCheckpoint(f"{NAME} has {manifest.created} as `created`")

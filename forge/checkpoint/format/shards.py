@@ -20,7 +20,7 @@ from forge.compat import of_torch
 
 @dataclass(frozen=True)
 class Box:
-    """A part of a tensor: `shape[i]` indices of each dimension, from `offset[i]` on."""
+    """A box of a tensor: `shape[i]` indices of each dimension, from `offset[i]` on."""
 
     offset: tuple[int, ...]
     shape: tuple[int, ...]
@@ -158,33 +158,33 @@ def shard_of(tensor: Any) -> Shard:
 def _shard_of(tensor: Any) -> Shard | None:
     whole, shape = tuple(tensor.shape), tuple(local(tensor).shape)
     mesh = tensor.device_mesh
-    place = mesh.get_coordinate()
-    if place is None:  # a rank outside the device mesh has no part
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:  # a rank outside the device mesh has no shard
         return Shard(whole, Box((0,) * len(whole), (0,) * len(whole)))
-    return _shard_at(whole, shape, mesh, tensor.placements, tuple(place))
+    return _shard_at(whole, shape, mesh, tensor.placements, tuple(coordinate))
 
 
 @functools.lru_cache(maxsize=1 << 12)
 def _shard_at(
-    whole: tuple[int, ...], shape: tuple[int, ...], mesh: Any, placements: Any, place: Any
+    whole: tuple[int, ...], shape: tuple[int, ...], mesh: Any, placements: Any, coordinate: Any
 ) -> Shard | None:
     """Cached: at each save this would take longer than the rest of the work for a tensor."""
     offset = of_torch.shard_offset(whole, shape, mesh, placements)
     return Shard(whole, Box(offset, shape)) if offset is not None else None
 
 
-def part_of(whole: torch.Tensor, like: Any) -> torch.Tensor:
+def sharded_like(whole: torch.Tensor, like: Any) -> torch.Tensor:
     """Shard a plain tensor that every rank has, like the DTensor `like`."""
-    part = whole[shard_of(like).box.slices()].to(like.device, copy=True)
-    return wrapped(part.contiguous(), like)
+    own = whole[shard_of(like).box.slices()].to(like.device, copy=True)
+    return wrapped(own.contiguous(), like)
 
 
-def wrapped(part: torch.Tensor, like: Any) -> torch.Tensor:
-    """A DTensor from this rank's part, sharded like `like`."""
+def wrapped(own: torch.Tensor, like: Any) -> torch.Tensor:
+    """A DTensor from this rank's local tensor, sharded like `like`."""
     from torch.distributed.tensor import DTensor
 
     made: torch.Tensor = DTensor.from_local(
-        part,
+        own,
         like.device_mesh,
         like.placements,
         run_check=False,

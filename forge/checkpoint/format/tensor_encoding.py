@@ -1,4 +1,4 @@
-"""Which tensors can be saved exactly, and the parts of a sparse tensor."""
+"""Which tensors can be saved exactly, and the strided tensors that a sparse one consists of."""
 
 from __future__ import annotations
 
@@ -46,23 +46,31 @@ def problem(tensor: torch.Tensor) -> str | None:
     return None
 
 
+def is_here(device: torch.device) -> bool:
+    """Whether this process can create tensors and generators on the device."""
+    module = getattr(torch, device.type, None)
+    if device.type == "cpu" or module is None or not getattr(module, "is_available", bool)():
+        return device.type == "cpu"
+    return (device.index or 0) < int(module.device_count())
+
+
 def in_order(tensor: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
     """A copy with these strides."""
     shape, dtype, device = tensor.shape, tensor.dtype, tensor.device
     return torch.empty_strided(shape, tuple(stride), dtype=dtype, device=device).copy_(tensor)
 
 
-def sparse_parts(tensor: torch.Tensor) -> tuple[list[Any], dict[str, torch.Tensor]]:
-    """A sparse tensor as [size, whether coalesced], and its parts by name."""
-    parts = dict(zip(("indices", "values"), of_torch.coo_parts(tensor), strict=True))
-    return [list(tensor.shape), tensor.is_coalesced()], parts
+def describe_sparse(tensor: torch.Tensor) -> tuple[list[Any], dict[str, torch.Tensor]]:
+    """A sparse tensor as [size, whether coalesced], and its strided tensors by name."""
+    named = dict(zip(("indices", "values"), of_torch.coo_parts(tensor), strict=True))
+    return [list(tensor.shape), tensor.is_coalesced()], named
 
 
-def parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The strided tensors with the data: the tensor itself, or a sparse one's parts."""
+def strided(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The strided tensors with the data: the tensor itself, or those of a sparse one."""
     if tensor.layout is torch.strided:
         return [tensor]
-    return list(sparse_parts(tensor.detach())[1].values())
+    return list(describe_sparse(tensor.detach())[1].values())
 
 
 def are_same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -73,14 +81,14 @@ def are_same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(*raw)
 
 
-def sparse(described: list[Any], parts: dict[str, torch.Tensor]) -> torch.Tensor:
-    """The sparse tensor made of these parts; raises if an index is out of range."""
+def sparse(described: list[Any], named: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The sparse tensor that `describe_sparse` described; raises if an index is out of range."""
     size, is_coalesced = described
     return torch.sparse_coo_tensor(
-        parts["indices"],
-        parts["values"],
+        named["indices"],
+        named["values"],
         size,
-        device=parts["values"].device,
+        device=named["values"].device,
         is_coalesced=is_coalesced,
         check_invariants=True,
     )

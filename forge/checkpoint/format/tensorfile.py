@@ -9,6 +9,8 @@ float64 and listed in the header's metadata. Source: the safetensors format spec
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,12 @@ from forge.checkpoint.format.checksums import entry_of
 from forge.errors import CheckpointError
 from forge.filesystem import durable
 from forge.filesystem.files import write_all
+
+MALFORMED = (
+    *(LookupError, ValueError, TypeError, AttributeError, ArithmeticError),
+    *(RuntimeError, AssertionError, MemoryError),  # RecursionError is a RuntimeError
+)
+"""Exceptions that reading a malformed value can raise."""
 
 MAX_HEADER = 100_000_000
 """Size limit of the header in the specification."""
@@ -62,7 +70,7 @@ class Layout:
         names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
         header: dict[str, Any] = {}
         complex128: list[str] = []
-        places: dict[str, tuple[int, int]] = {}
+        spans: dict[str, tuple[int, int]] = {}
         offset = 0
         for name in names:
             tensor = tensors[name]
@@ -74,7 +82,7 @@ class Layout:
                 dtype_name = _NAMES[tensor.dtype]
             end = offset + tensor.numel() * tensor.dtype.itemsize
             header[name] = {"dtype": dtype_name, "shape": shape, "data_offsets": [offset, end]}
-            places[name] = offset, end
+            spans[name] = offset, end
             offset = end
         header["__metadata__"] = {"format": "pt", "complex128": json.dumps(complex128)}
         text = json.dumps(header).encode()
@@ -87,10 +95,53 @@ class Layout:
         self.head = len(text).to_bytes(8, "little") + text
         """The bytes before the tensors: header length and header."""
         begin = len(self.head)
-        self.places = {name: (begin + a, begin + b) for name, (a, b) in places.items()}
+        self.spans = {name: (begin + a, begin + b) for name, (a, b) in spans.items()}
         """Name -> begin and end in the file, in the order of the file."""
         self.size = begin + offset
         """Bytes of the file."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tensor in a file; its bytes are those from `begin` up to `end`."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+def parse(head: bytes, size: int) -> dict[str, Entry]:
+    """The tensors of a file of `size` bytes that begins with `head`, a `Layout.head`.
+
+    Raises:
+        MALFORMED: Any of these exceptions, if a Layout cannot have made it.
+    """
+    header = json.loads(head[8:])
+    complex128 = set(json.loads(header.pop("__metadata__", {}).get("complex128", "[]")))
+    entries: dict[str, Entry] = {}
+    for name, described in header.items():
+        begin, end = described["data_offsets"]
+        dtype, shape = DTYPES[described["dtype"]], tuple(described["shape"])
+        if (
+            not all(type(number) is int and number >= 0 for number in (begin, end, *shape))
+            or not begin <= end <= size - len(head)
+            or end - begin != math.prod(shape) * dtype.itemsize
+            or (name in complex128 and (dtype is not torch.float64 or shape[-1:] != (2,)))
+        ):
+            raise ValueError(f"the tensor {name} cannot be {described!r:.200}")
+        if name in complex128:
+            dtype, shape = torch.complex128, shape[:-1]
+        entries[name] = Entry(dtype, shape, len(head) + begin, len(head) + end)
+    end = len(head)
+    # No gaps: a small header must not make forge read a huge file.
+    for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if entry.begin != end:
+            raise ValueError(f"the tensor {name} should begin at byte {end}, not at {entry.begin}")
+        end = entry.end
+    if end != size:
+        raise ValueError(f"its header describes {end} bytes, but the file has {size}")
+    return entries
 
 
 def write_small(path: Path, content: bytes) -> dict[str, Any]:

@@ -10,10 +10,9 @@ from typing import Any
 
 from forge import messages
 from forge.checkpoint.format import manifest
-from forge.checkpoint.format.names import FINAL
+from forge.checkpoint.format.manifest import FINAL
 from forge.checkpoint.load import reading
 from forge.checkpoint.load.reading import Checkpoint
-from forge.checkpoint.retention.in_use import reading_lock
 from forge.config.schema import Verify
 from forge.errors import CheckpointError, DamagedCheckpoint
 from forge.filesystem.steps import step_dirs, step_of
@@ -84,7 +83,7 @@ def state_of(name: str, directory: Path, verify: Verify) -> Any:
     Raises:
         CheckpointError: If no checkpoint is usable, or it has no object of this name.
     """
-    rank, size = collectives.place()
+    rank, size = collectives.rank_and_size()
     read = functools.partial(_read, verify=verify, rank=rank, size=size)
     try:
         if not _has_steps(directory):
@@ -110,8 +109,7 @@ def _unusable(directory: Path, passed_over: dict[Path, DamagedCheckpoint]) -> Da
 
 def _read(path: Path, verify: Verify, rank: int = 0, size: int | None = None) -> Checkpoint:
     try:
-        with reading_lock(path):
-            return reading.read(path, verify=verify, rank=rank, size=size)
+        return reading.read(path, verify=verify, rank=rank, size=size)
     except DamagedCheckpoint as error:
         raise DamagedCheckpoint(f"{path}: {error}") from error
 

@@ -3,7 +3,7 @@
 The steps of `read`, which does not change any live object:
 
     manifest, sizes, state as JSON     verified, decoded with tensors that have no data
-    `place`                            compares that with the live objects, offers their tensors
+    `offer`                            compares that with the live objects, offers their tensors
     tensors                            all verified; those without a live tensor are loaded
 
 `Checkpoint.fill` then reads the others into the live tensors.
@@ -12,8 +12,7 @@ The steps of `read`, which does not change any live object:
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,18 +22,15 @@ import torch
 from forge.checkpoint.format import manifest, shards
 from forge.checkpoint.format.codec import decode
 from forge.checkpoint.format.manifest import Manifest
-from forge.checkpoint.format.names import files_of
-from forge.checkpoint.format.outline import Outline
-from forge.checkpoint.format.shards import Box
-from forge.checkpoint.io.host_buffer import in_huge_pages
-from forge.checkpoint.load.file_reading import CheckedFile
-from forge.checkpoint.load.in_place import Offers, shardings, targets
-from forge.checkpoint.load.sources import RankFiles, Sources
+from forge.checkpoint.host_memory import in_huge_pages
+from forge.checkpoint.load.outline import Offers, Outline, SavedTensor
+from forge.checkpoint.load.rank_files import Destination, RankFiles
+from forge.checkpoint.retention.in_use import reading_lock
 from forge.config.schema import Verify
 from forge.errors import CheckpointError, DamagedCheckpoint
 from forge.filesystem.steps import step_of
 
-Place = Callable[[dict[str, Any]], Offers | None]
+Offer = Callable[[dict[str, Any]], Offers | None]
 """Takes a state whose tensors have no data; returns pairs of such a tensor and a live one for it.
 
 It returns None if the state must not share memory with live tensors, since it is loaded again.
@@ -48,28 +44,28 @@ class Checkpoint:
     path: Path
     manifest: Manifest
     state: dict[str, Any]
-    """Contains the live tensors that `place` offered; these have their values after `fill`."""
+    """Contains the live tensors that were offered; these have their values after `fill`."""
     _owned: frozenset[int] = field(default=frozenset(), compare=False, repr=False)
-    _tensors: Sources | None = field(default=None, compare=False, repr=False)
-    _pending: dict[str, torch.Tensor] = field(default_factory=dict, compare=False, repr=False)
+    _files: RankFiles | None = field(default=None, compare=False, repr=False)
+    _pending: list[Destination] = field(default_factory=list, compare=False, repr=False)
 
     def differing(self, *prefixes: str) -> list[str]:
         """Names of unsharded tensors that had other values on another rank than on rank 0.
 
-        Call it before `fill`; empty if files that this rank does not read are damaged.
+        Empty if files that this rank does not read are damaged.
 
         Args:
             prefixes: Return only names that begin with one of these.
         Returns:
             The names, each once.
         """
-        assert self._tensors is not None
-        with contextlib.suppress(DamagedCheckpoint):
-            return [name for name in self._tensors.differing() if name.startswith(prefixes)]
+        files = RankFiles(self.path, self.manifest)
+        with contextlib.closing(files), contextlib.suppress(DamagedCheckpoint):
+            return [name for name in files.differing() if name.startswith(prefixes)]
         return []
 
     def fill(self) -> frozenset[int]:
-        """Read the tensors that `place` offered, once.
+        """Read the tensors for which live ones were offered, once.
 
         Returns:
             The `id` of each tensor in `state` that `load_state_dict` can keep without a copy,
@@ -77,11 +73,10 @@ class Checkpoint:
         Raises:
             CheckpointError: If reading failed, so that live tensors are half-loaded.
         """
-        if not self._pending:
+        if self._files is None:
             return self._owned
-        assert self._tensors is not None
         try:
-            self._tensors.read(self._pending, is_whole=False)
+            self._files.read(self._pending)
         except DamagedCheckpoint as error:
             raise CheckpointError(
                 f"{self.path} was verified, but reading it into the model and optimizer failed:"
@@ -90,7 +85,7 @@ class Checkpoint:
             ) from error
         finally:
             self._pending.clear()
-            self._tensors.close()
+            self._files.close()
         return self._owned
 
 
@@ -109,7 +104,7 @@ def first_good(
 
 def read(
     path: Path,
-    place: Place | None = None,
+    offer: Offer | None = None,
     verify: Verify = Verify.full,
     *,
     rank: int = 0,
@@ -123,7 +118,7 @@ def read(
 
     Args:
         path: The directory.
-        place: Offers live tensors, which `Checkpoint.fill` overwrites. Its exceptions are raised
+        offer: Offers live tensors, which `Checkpoint.fill` overwrites. Its exceptions are raised
             here, unless the checkpoint turns out to be damaged.
         verify: What to verify; the manifest and the layout always are.
         rank: The rank whose part is read.
@@ -132,6 +127,23 @@ def read(
     Raises:
         DamagedCheckpoint: Names the damaged file, what was expected and what was found.
     """
+    with reading_lock(path), contextlib.ExitStack() as stack:
+        described = _manifest(path, verify)
+        files = RankFiles(path, described, is_checked=verify is Verify.full)
+        stack.callback(files.close)
+        is_resized = size not in (None, described.world_size)
+        base = 0 if is_resized else rank
+        state, owned, pending = _read(files, base, files.tree(base), offer, is_resized=is_resized)
+        if is_resized and 0 < rank < described.world_size:
+            tree = files.tree(rank)
+            own = {key: tree[key] for key in personal if key in tree}
+            state |= _read(files, rank, own, None, is_resized=True)[0]
+        if pending:
+            stack.pop_all()  # `fill` closes the files
+    return Checkpoint(path, described, state, owned, files if pending else None, pending)
+
+
+def _manifest(path: Path, verify: Verify) -> Manifest:
     described = manifest.read(path)
     if step_of(path) not in (None, described.step):  # None: a copy under another name
         raise DamagedCheckpoint(
@@ -139,89 +151,52 @@ def read(
         )
     if verify is not Verify.none:
         manifest.check_sizes(path, described)
-    _check_ranks(described)
-
-    def opened(name: str) -> CheckedFile:
-        return CheckedFile(path / name, described.files[name], is_checked=verify is Verify.full)
-
-    files = RankFiles(described, opened)
-    try:
-        is_resized = size not in (None, described.world_size)
-        return _read(path, described, files, place, rank, personal if is_resized else None)
-    except BaseException:
-        files.close()
-        raise
+    return described
 
 
 def _read(
-    path: Path,
-    described: Manifest,
-    files: RankFiles,
-    place: Place | None,
-    rank: int,
-    personal: Collection[str] | None,
-) -> Checkpoint:
-    """See `read`; `personal` is None if the number of ranks has not changed."""
-    is_resized = personal is not None
-    base = 0 if is_resized else rank
-    tree = files.tree(base)
+    files: RankFiles, rank: int, tree: Any, offer: Offer | None, *, is_resized: bool
+) -> tuple[Any, frozenset[int], list[Destination]]:
+    """Verify all files, and read the tensors of a rank's state for which none are offered.
+
+    Returns:
+        The state, the `id` of each tensor to which nothing else refers, and what to read later.
+    """
     try:
-        sources = Sources(files, base)
-        if personal is not None and 0 < rank < described.world_size:
-            prefix = f"rank {rank}: "
-            own = files.tree(rank, prefix)
-            tree |= {key: own[key] for key in personal if key in own}
-            sources.include(rank, prefix)
-        outline = Outline(sources.outline)
-        shown = decode(tree, outline)
-        offered = place(shown) if place is not None else None
-        offers = list(offered or ())
-        sharded = shardings(outline, offers)
-        for name in {**outline.shards, **sharded}:
-            shard = outline.shards.get(name)
-            whole = Box.whole(shard.of if shard is not None else outline[name].shape)
-            wanted = shards.shard_of(sharded[name]).box if name in sharded else whole
-            outline[name] = sources.want(name, wanted, shard)
+        outline = Outline(files, rank)
+        shown = outline.decode(tree)
+        offered = None if offer is None else offer(shown)
+        outline.offer(offered or ())
+        pieces = {
+            name: files.pieces(rank, name, saved.box, saved.shard)
+            for name, saved in outline.saved.items()
+        }
     except CheckpointError:
         files.verify()  # if the files are damaged, that is the cause of the error
         raise
-    placed = targets(outline, offers)
-    devices = {**outline.devices, **{name: one.device for name, one in sharded.items()}}
-    if is_resized:  # the state is rank 0's, with rank 0's device index
-        devices = {name: torch.device(one.type) for name, one in devices.items()}
-    values = _fresh(outline, placed, devices)
-    sources.read(values, is_whole=True)
-    for name in sharded.keys() & values.keys():
-        values[name] = shards.wrapped(values[name], sharded[name])
-    values |= placed
-    state = decode(tree, values)
-    uses = outline.uses if offered is not None else Counter()
-    owned = frozenset(id(value) for name, value in values.items() if uses[name] == 1)
-    pending = {name: shards.local(live) for name, live in placed.items()}
-    return Checkpoint(path, described, state, owned, sources, pending)
+    values: dict[str, torch.Tensor] = {}
+    now: list[Destination] = []
+    later: list[Destination] = []
+    for name, saved in outline.saved.items():
+        if saved.live is not None:
+            values[name] = saved.live
+            later.append(Destination(shards.local(saved.live), saved.box, pieces[name]))
+        else:
+            memory = _new_memory(saved, keeps_index=not is_resized)
+            values[name] = memory if saved.like is None else shards.wrapped(memory, saved.like)
+            now.append(Destination(memory, saved.box, pieces[name]))
+    files.read(now)
+    uses = {name: saved.uses for name, saved in outline.saved.items() if offered is not None}
+    owned = frozenset(id(value) for name, value in values.items() if uses.get(name) == 1)
+    return decode(tree, values), owned, later
 
 
-def _fresh(
-    outline: Outline, placed: Container[str], devices: Mapping[str, torch.device]
-) -> dict[str, torch.Tensor]:
-    """Empty tensors for those without a live tensor."""
+def _new_memory(saved: SavedTensor, *, keeps_index: bool) -> torch.Tensor:
+    device = saved.device if saved.like is None else saved.like.device
+    if not keeps_index:  # the state is rank 0's, with rank 0's device index
+        device = torch.device(device.type)
     try:
-        return {
-            name: in_huge_pages(torch.empty_like(tensor, device=devices.get(name, "cpu")))
-            for name, tensor in outline.items()
-            if name not in placed and name in outline.uses
-        }
+        memory = torch.empty(saved.box.shape, dtype=saved.leaf.dtype, device=device)
     except RuntimeError as error:  # too little memory, or a damaged header asks for too much
         raise DamagedCheckpoint(f"there is not enough memory to read it: {error}") from error
-
-
-def _check_ranks(described: Manifest) -> None:
-    """Raise DamagedCheckpoint unless the manifest names the files of each rank and no others."""
-    names = {name for rank in range(described.world_size) for name in files_of(rank)}
-    if described.files.keys() != names:
-        missing, extra = sorted(names - set(described.files)), sorted(set(described.files) - names)
-        differences = [f"does not name {', '.join(missing[:4])}"] if missing else []
-        differences += [f"names the unexpected {', '.join(extra[:4])}"] if extra else []
-        raise DamagedCheckpoint(
-            f"its manifest is for {described.world_size} ranks, but {' and '.join(differences)}"
-        )
+    return in_huge_pages(memory)

@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from forge.checkpoint.ownership.fence import TOKEN_FILE, Fence
 from forge.checkpoint.retention.removal import Remover
-from forge.errors import DirectoryInUse
+from forge.errors import CheckpointError, DirectoryInUse
 from forge.filesystem import durable
 
 _WORK, _LEFT = ".work_", ".left_"
@@ -26,15 +27,31 @@ _LEFTOVERS = (".step_", f"{TOKEN_FILE}.tmp-")
 class Workspace:
     """The work directory of one attempt; it exists only while the attempt writes."""
 
-    def __init__(self, directory: Path, fence: Fence, remover: Remover) -> None:
-        """Remove older attempts' work directories, and restore what they were replacing."""
+    def __init__(self, directory: Path) -> None:
+        """Claim `directory`, creating it; remove the work directories of older attempts.
+
+        Raises:
+            DirectoryInUse: If a running job uses the directory.
+            CheckpointError: If it cannot be written.
+        """
         self._directory = directory
-        self._fence = fence
-        self._remover = remover
-        self._path = directory / f"{_WORK}{fence.name}"
-        self._take_over()
+        try:
+            durable.make_directory(directory)
+            self._fence = Fence(directory)
+        except OSError as error:
+            raise CheckpointError(f"{directory} cannot be claimed: {error}") from error
+        self.remover = Remover(directory)
+        self._path = directory / f"{_WORK}{self._fence.name}"
+        try:
+            self._take_over()
+        except BaseException as error:
+            self._fence.release()
+            if isinstance(error, OSError):
+                raise CheckpointError(f"{directory} cannot be cleaned up: {error}") from error
+            raise
 
     def _take_over(self) -> None:
+        """Take older attempts' work directories away; restore what they were replacing."""
         for path in list(self._directory.iterdir()):
             if path.name.startswith(_WORK) and path != self._path:
                 if self._fence.is_older_than(path.name.removeprefix(_WORK)):
@@ -43,17 +60,17 @@ class Workspace:
                         f" {path}), so this attempt ends"
                     )
                 if path.is_symlink():  # forge makes no links here, and would write elsewhere
-                    self._remover.delete_now(path)
+                    self.remover.delete_now(path)
                     continue
                 # One rename: after it, the old attempt cannot write there any more.
                 left = path.with_name(_LEFT + path.name.removeprefix(_WORK))
                 with contextlib.suppress(FileNotFoundError):  # its owner removed it just now
                     os.rename(path, left)
-                    self._remover.clear(left)
+                    self.remover.clear(left)
             elif path.name.startswith(_LEFT):
-                self._remover.clear(path)
+                self.remover.clear(path)
             elif path.name.startswith(_LEFTOVERS):
-                self._remover.delete_now(path)
+                self.remover.delete_now(path)
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[Path]:
@@ -71,12 +88,28 @@ class Workspace:
             try:
                 self.check()  # after mkdir: a newer attempt that claims from now on removes it
             except BaseException:
-                self.close()
+                self._remove()
                 raise
             yield self._path
         except FileNotFoundError:
             self.check()
             raise
+
+    @contextlib.contextmanager
+    def new_folder(self, name: str) -> Iterator[Path]:
+        """An empty folder in the work directory; what is left of it after the block is removed.
+
+        Raises:
+            OSError, DirectoryInUse: Like `entered`.
+        """
+        with self.entered() as work:
+            folder = work / name
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            try:
+                yield folder
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def check(self) -> None:
         """Raise DirectoryInUse if a newer attempt has claimed the directory."""
@@ -94,7 +127,7 @@ class Workspace:
             os.rename(temporary, final)
             durable.sync_directory(self._directory)
             return
-        aside = self._remover.aside(final, self._path, "replaced")
+        aside = self.remover.aside(final, self._path, "replaced")
         os.rename(final, aside)
         try:
             os.rename(temporary, final)
@@ -104,12 +137,17 @@ class Workspace:
         try:
             durable.sync_directory(self._directory)
             with contextlib.suppress(OSError):  # leaving the old name does no harm yet
-                aside = self._remover.give_up(aside)
+                aside = self.remover.give_up(aside)
                 durable.sync_directory(self._path)
         finally:
-            self._remover.delete(aside)  # syncs the directory first, in case that failed here
+            self.remover.delete(aside)  # syncs the directory first, in case that failed here
 
     def close(self) -> None:
-        """Remove the work directory; if files are left, the next attempt removes them."""
-        with contextlib.suppress(OSError):
+        """Remove the work directory, and release the claim."""
+        self.remover.close()
+        self._remove()
+        self._fence.release()
+
+    def _remove(self) -> None:
+        with contextlib.suppress(OSError):  # the next attempt removes the files that are left
             self._path.rmdir()

@@ -37,7 +37,7 @@ def is_pinned(path: Path) -> bool:
     return True
 
 
-def place(path: Path) -> None:
+def add(path: Path) -> None:
     """Create the pin, whether or not the checkpoint exists."""
     with contextlib.suppress(FileExistsError):  # any file of that name is a pin, also a link
         os.close(open_file(pin_file(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL))
@@ -59,7 +59,7 @@ def pin(path: Path) -> Path:
         manifest.read(path)
     except DamagedCheckpoint as error:
         raise CheckpointError(f"{given} is not a checkpoint: {error}") from error
-    place(path)
+    add(path)
     # Retention checks for the pin after its rename: now the checkpoint is gone, or safe.
     if not path.is_dir():
         with contextlib.suppress(FileNotFoundError):

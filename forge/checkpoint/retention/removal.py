@@ -36,7 +36,7 @@ class Remover:
         self._lock = threading.Lock()
         self._waiting: list[Path] = []
         """Paths that are hidden already and have to be deleted."""
-        self._told: set[int | None] = set()
+        self._logged: set[int | None] = set()
         self._thread: threading.Thread | None = None
         self._is_closed = False
         self._number = 0
@@ -141,8 +141,8 @@ class Remover:
             return False
 
     def _log(self, path: Path, error: OSError) -> None:
-        if error.errno not in self._told:
-            self._told.add(error.errno)
+        if error.errno not in self._logged:
+            self._logged.add(error.errno)
             messages.warn(f"{path} could not be removed: {error}. Each save tries again.")
 
     def wait(self, timeout_s: float | None = None) -> None:
@@ -183,8 +183,8 @@ class Remover:
 
     def _belongs_back(self, path: Path, kind: str, name: str) -> bool:
         """Whether the attempt was killed before it renamed the checkpoint back."""
-        place = self._directory / name
-        if os.path.lexists(place):
+        visible = self._directory / name
+        if os.path.lexists(visible):
             return False
         if kind == "replaced":
             return True
@@ -194,7 +194,7 @@ class Remover:
             pass  # this version of forge cannot check whether it is whole
         except DamagedCheckpoint:
             return False
-        return pins.is_pinned(place)
+        return pins.is_pinned(visible)
 
 
 def _delete(path: Path) -> bool:

@@ -78,10 +78,9 @@ class CheckpointIndex:
             return None
         return described
 
-    def has(self, path: Path, *, is_complete: bool) -> bool:
-        """Whether the checkpoint is good and, with `is_complete`, of a finished training."""
-        described = self.good(path)
-        return described is not None and (described.is_complete or not is_complete)
+    def has(self, path: Path) -> bool:
+        """Whether the checkpoint is good."""
+        return self.good(path) is not None
 
     def all_good(self, found: list[Path]) -> dict[Path, Manifest]:
         """The good checkpoints among `found`, in the same order; each is checked only once.
@@ -102,12 +101,10 @@ class CheckpointIndex:
 class Retention:
     """Selects the checkpoints that `resilience.checkpoint` keeps, or a rollback could need."""
 
-    def __init__(
-        self, config: CheckpointConfig, keep_back_steps: int | None, keep_back_every: int
-    ) -> None:
+    def __init__(self, config: CheckpointConfig, keep_back_steps: int | None) -> None:
         self._config = config
         self._keep_back_steps = keep_back_steps
-        self._keep_back_every = keep_back_every
+        self._saved_every = config.every_steps or 1
         self._num_without = 0
 
     def kept(
@@ -130,12 +127,12 @@ class Retention:
             kept |= self._best(good, self._config.best, self._config.best.metric)
         newest = next(iter(good), None)
         if self._keep_back_steps is not None and newest is not None:
-            begin = _step(newest) if first_bad_step is None else first_bad_step
+            first_bad = _step(newest) if first_bad_step is None else first_bad_step
             # Only steps that every run of this job saves: the target of a rollback must not
             # depend on when this run was stopped. Younger ones can become the target later.
-            for path in (p for p in good if _step(p) % self._keep_back_every == 0):
+            for path in (p for p in good if _step(p) % self._saved_every == 0):
                 kept.add(path.name)
-                if _step(path) <= begin - self._keep_back_steps:
+                if _step(path) <= first_bad - self._keep_back_steps:
                     break
         return kept
 

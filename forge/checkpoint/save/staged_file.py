@@ -1,8 +1,7 @@
-"""The content of the tensors' file that a save writes: copied whole, or chunk by chunk.
+"""The tensors' file of a save: copied to host memory as a whole, or chunk by chunk.
 
-A `StagedFile` has the whole file in host memory: training continues once the copy is done. A
-`StreamedFile` needs one buffer per thread: for saves that training waits for, and if memory is
-short.
+With the whole file in a buffer, training continues once the copy is done. Without it, each chunk
+is copied when it is written: for saves that training waits for, and if memory is short.
 """
 
 from __future__ import annotations
@@ -10,21 +9,25 @@ from __future__ import annotations
 import bisect
 import ctypes
 import errno
+import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
 import torch
 
 from forge.checkpoint.format.checksums import CHUNK
 from forge.checkpoint.format.tensorfile import Layout
-from forge.checkpoint.io.copying import copy_bytes, flat, num_threads
-from forge.checkpoint.io.host_buffer import PAGE, HostBuffer
-from forge.checkpoint.io.output import NUM_THREADS, Reader
+from forge.checkpoint.host_memory import PAGE, HostBuffer, copy_bytes, flat, num_threads
 from forge.compat import of_torch
 
-_Tensors = dict[str, torch.Tensor]
+NUM_WRITERS = 2
+"""Threads: one computes the checksum of a chunk while the other writes."""
+
+Tensors = dict[str, torch.Tensor]
+
+Reader = Callable[[int], memoryview]
+"""Number of a chunk -> its bytes, page-aligned; valid until the thread's next call."""
 
 _WORTH_A_THREAD = 16 << 20
 """From this many bytes on, a thread saves more time than starting it takes."""
@@ -35,139 +38,117 @@ def room_for(size: int) -> int:
     return -(-size // PAGE) * PAGE
 
 
-def _buffer(size: int) -> HostBuffer:
-    try:
-        return HostBuffer(size)
-    except MemoryError as error:  # a failed save, like one on a full disk
-        text = f"not enough host memory for a copy of the state: {error}"
-        raise OSError(errno.ENOMEM, text) from error
-
-
-def _stream() -> torch.cuda.Stream:
-    return torch.cuda.Stream()  # type: ignore[no-untyped-call]
+def views_of(buffer: HostBuffer, layout: Layout, tensors: Tensors) -> Tensors:
+    """Write the file's header into a buffer; return a tensor for each tensor of the file."""
+    buffer.memory[: len(layout.head)] = layout.head
+    return {
+        name: buffer.bytes[slice(*layout.spans[name])].view(tensor.dtype).view(tensor.shape)
+        for name, tensor in tensors.items()
+    }
 
 
 class StagedFile:
-    """The file in memory; filled again by every save of the same layout."""
+    """The file of these tensors, which must not change until it is written, or copied.
 
-    def __init__(self, layout: Layout, tensors: _Tensors, arena: HostBuffer) -> None:
+    Args:
+        layout: The positions of the tensors in the file.
+        tensors: By name.
+        rooms: Buffers for chunks, if an earlier file has left some.
+    """
+
+    def __init__(
+        self, layout: Layout, tensors: Tensors, rooms: list[HostBuffer] | None = None
+    ) -> None:
         self.layout = layout
-        self._arena = arena
-        self._memory = arena.memory
-        self._memory[: len(layout.head)] = layout.head
-        self._views = {
-            name: arena.bytes[slice(*layout.places[name])].view(tensor.dtype).view(tensor.shape)
-            for name, tensor in tensors.items()
-        }
-        self._sources: list[torch.Tensor] = []
-        self._copied: list[torch.cuda.Event] = []
+        self.is_spent = False
+        """Whether the copy is on disk, so that the next one can reuse its memory."""
+        self._tensors = tensors
+        self._rooms = [] if rooms is None else rooms
+        self._image: memoryview | None = None
+        self._copying: list[tuple[torch.cuda.Event, list[torch.Tensor]]] = []
+        """Copies from GPUs in progress, and their sources, which must stay allocated."""
+        self._plain: tuple[str, torch.Tensor] = "", torch.empty(0, device="cpu")
+        self._lock = threading.Lock()
 
-    def fill(self, tensors: _Tensors) -> None:
-        """Copy the tensors; later changes to them are not in the file.
+    @property
+    def is_copy(self) -> bool:
+        """Whether the tensors were copied, so that training can change them."""
+        return self._image is not None
+
+    def copy_to(self, buffer: HostBuffer, views: Tensors) -> None:
+        """Copy the tensors to `views` of the buffer; later changes to them are not in the file.
 
         On a GPU the copy runs on a separate CUDA stream: it waits for the current stream, the
         current stream's later work waits for the copy, and the host does not wait.
         """
         by_device: dict[torch.device, list[str]] = {}
-        for name, tensor in tensors.items():
+        for name, tensor in self._tensors.items():
             if tensor.numel():
                 by_device.setdefault(tensor.device, []).append(name)
         with torch.no_grad():
             for device, names in by_device.items():
-                views = [self._views[name] for name in names]
-                sources = [tensors[name].detach() for name in names]
+                targets = [views[name] for name in names]
+                sources = [self._tensors[name] for name in names]
                 if device.type == "cuda":
-                    self._copy_beside(device, views, sources)
+                    self._copying.append((_copy_in_stream(device, targets, sources), sources))
                 elif device.type == "cpu":
-                    _copy(views, sources)
+                    _copy_in_threads(targets, sources)
                 else:
-                    of_torch.foreach_copy(views, sources)
+                    of_torch.foreach_copy(targets, sources)
+        self._tensors, self._image = views, buffer.memory
 
-    def _copy_beside(
-        self, device: torch.device, views: list[torch.Tensor], sources: list[torch.Tensor]
-    ) -> None:
-        with torch.cuda.device(device):
-            current, beside = torch.cuda.current_stream(), _stream()
-            beside.wait_stream(current)
-            with torch.cuda.stream(beside):
-                of_torch.foreach_copy(views, sources, non_blocking=True)
-                copied = beside.record_event()
-            current.wait_event(copied)
-        self._copied.append(copied)
-        self._sources += sources  # keep their memory allocated until the copy is done
-
-    @contextmanager
-    def readers(self) -> Iterator[list[Reader]]:
-        """One reader for each thread that writes."""
-        self._wait()
-        yield [self._chunk] * NUM_THREADS
-
-    def tensors(self) -> _Tensors:
-        """The copies, by name."""
-        self._wait()
-        return self._views
-
-    def _wait(self) -> None:
-        for copied in self._copied:
+    def tensors(self) -> Tensors:
+        """The tensors, or their copies once these are complete."""
+        for copied, _ in self._copying:
             copied.synchronize()
-        self._copied, self._sources = [], []
-
-    def _chunk(self, number: int) -> memoryview:
-        return self._memory[number * CHUNK : (number + 1) * CHUNK]
-
-
-class StreamedFile:
-    """The file, copied chunk by chunk; the tensors must not change until it is written."""
-
-    def __init__(self, layout: Layout, tensors: _Tensors, spare: list[HostBuffer]) -> None:
-        self.layout = layout
-        self._tensors = tensors
-        self._spare = spare
-        self._names = list(layout.places)
-        self._ends = [end for _, end in layout.places.values()]
-        self._plain: tuple[str, torch.Tensor] = "", torch.empty(0, device="cpu")
-        self._lock = threading.Lock()
-
-    @contextmanager
-    def readers(self) -> Iterator[list[Reader]]:
-        """One reader for each thread that writes, with its own buffer."""
-        size = min(CHUNK, room_for(self.layout.size))
-        buffers: list[HostBuffer] = []
-        while len(buffers) < NUM_THREADS:
-            try:  # `pop` is atomic: two saves never share a buffer
-                buffer = self._spare.pop()
-            except IndexError:
-                buffer = _buffer(size)
-            if buffer.size >= size:
-                buffers.append(buffer)
-        yield [self._reader(buffer) for buffer in buffers]
-        self._spare += buffers
-
-    def tensors(self) -> _Tensors:
-        """The tensors themselves, by name."""
+        self._copying = []
         return self._tensors
 
-    def _reader(self, buffer: HostBuffer) -> Reader:
-        def read(number: int) -> memoryview:
-            self._copy(number * CHUNK, buffer.bytes[:CHUNK])
-            return buffer.memory[:CHUNK]
+    def without(self, names: Collection[str]) -> StagedFile:
+        """The file without the tensors of these names."""
+        kept = {name: one for name, one in self.tensors().items() if name not in names}
+        return StagedFile(Layout(kept), kept)
 
-        return read
+    def release(self) -> None:
+        """The file is on disk: the memory of a copy can be reused."""
+        self.is_spent = self.is_copy
 
-    def _copy(self, begin: int, buffer: torch.Tensor) -> None:
-        end = min(begin + len(buffer), self.layout.size)
+    def readers(self) -> list[Reader]:
+        """One reader for each thread that writes; only one save at a time can have them."""
+        self.tensors()
+        if self._image is not None:
+            return [self._slice] * NUM_WRITERS
+        size = min(CHUNK, room_for(self.layout.size))
+        if not self._rooms or self._rooms[0].size < size:
+            self._rooms[:] = [_chunk_buffer(size) for _ in range(NUM_WRITERS)]
+        return [functools.partial(self._assembled, room) for room in self._rooms]
+
+    def _slice(self, number: int) -> memoryview:
+        assert self._image is not None
+        return self._image[number * CHUNK : (number + 1) * CHUNK]
+
+    def _assembled(self, room: HostBuffer, number: int) -> memoryview:
+        begin = number * CHUNK
+        end = min(begin + CHUNK, self.layout.size)
         head = self.layout.head[begin:end]
-        if head:
-            ctypes.memmove(buffer.data_ptr(), head, len(head))
-        first = bisect.bisect_right(self._ends, begin)
-        for name in self._names[first:]:
-            start, stop = self.layout.places[name]
+        room.memory[: len(head)] = head
+        for name in self._names[bisect.bisect_right(self._ends, begin) :]:
+            start, stop = self.layout.spans[name]
             if start >= end:
-                return
+                break
             low, high = max(begin, start), min(end, stop)
             if low < high:
                 source = self._flat(name)[low - start : high - start]
-                copy_bytes(buffer[low - begin : high - begin], source)
+                copy_bytes(room.bytes[low - begin : high - begin], source)
+        return room.memory[:CHUNK]
+
+    @functools.cached_property
+    def _names(self) -> list[str]:
+        return list(self.layout.spans)
+
+    @functools.cached_property
+    def _ends(self) -> list[int]:
+        return [stop for _, stop in self.layout.spans.values()]
 
     def _flat(self, name: str) -> torch.Tensor:
         """A tensor as uint8, shape [bytes]."""
@@ -181,7 +162,32 @@ class StreamedFile:
         return flat(tensor)
 
 
-def _copy(views: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+def _chunk_buffer(size: int) -> HostBuffer:
+    try:
+        return HostBuffer(size)
+    except MemoryError as error:  # a failed save, like one on a full disk
+        text = f"not enough host memory for a copy of the state: {error}"
+        raise OSError(errno.ENOMEM, text) from error
+
+
+def _copy_in_stream(
+    device: torch.device, targets: list[torch.Tensor], sources: list[torch.Tensor]
+) -> torch.cuda.Event:
+    with torch.cuda.device(device):
+        current, beside = torch.cuda.current_stream(), _stream()
+        beside.wait_stream(current)
+        with torch.cuda.stream(beside):
+            of_torch.foreach_copy(targets, sources, non_blocking=True)
+            copied: torch.cuda.Event = beside.record_event()
+        current.wait_event(copied)
+    return copied
+
+
+def _stream() -> torch.cuda.Stream:
+    return torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+
+def _copy_in_threads(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
     """Copy on the CPU, in as many threads as torch has, and at least two if there are two cores.
 
     One core cannot use the whole memory bandwidth, and torch's own threads synchronize after
@@ -189,16 +195,16 @@ def _copy(views: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
     """
     own = torch.get_num_threads()
     count = min(max(own, 2), num_threads())
-    if own > count or count == 1 or sum(view.nbytes for view in views) < _WORTH_A_THREAD:
-        of_torch.foreach_copy(views, sources)
+    if own > count or count == 1 or sum(target.nbytes for target in targets) < _WORTH_A_THREAD:
+        of_torch.foreach_copy(targets, sources)
         return
     moves: list[_Move] = []
-    for view, source in zip(views, sources, strict=True):
+    for target, source in zip(targets, sources, strict=True):
         if source.is_contiguous() and not source.is_conj() and not source.is_neg():
-            to, at, size = view.data_ptr(), source.data_ptr(), view.nbytes
+            to, at, size = target.data_ptr(), source.data_ptr(), target.nbytes
             moves += [(min(CHUNK, size - i), to + i, at + i) for i in range(0, size, CHUNK)]
         else:
-            view.copy_(source)
+            target.copy_(source)
     moves.sort(reverse=True)  # by size, so that all threads copy about as many bytes
     with ThreadPoolExecutor(count, "forge-copy") as pool:
         list(pool.map(_move_all, [moves[first::count] for first in range(count)]))

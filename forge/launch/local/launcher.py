@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import signal
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
@@ -15,17 +15,19 @@ from forge import messages
 from forge.errors import Exit, ExitCode, Reason
 from forge.filesystem.files import make_trusted_directory
 from forge.hydra_app import frozen
+from forge.job.job import Trainings
+from forge.jobdir import cancel_request, job_dir
 from forge.jobdir import code as job_code
-from forge.jobdir import job_dir
 from forge.jobdir.job_files import STATE, TASK, forge_dir, write_atomically
 from forge.jobdir.plan import RequeueLimits
-from forge.launch import opening, payload, plan
+from forge.launch import opening, payload, planning
 from forge.launch.compose import compose, is_stale, start_over
 from forge.launch.hydra_launcher import Request
 from forge.launch.local import resources
 from forge.launch.local.queue import LIMIT, Queue, QueuedJob
-from forge.launch.plan import ComposedJob
+from forge.launch.planning import ComposedJob
 from forge.launch.progress.again import how_to_resume
+from forge.launch.record import LaunchRecord
 from forge.launch.results import result_of
 from forge.slurm import batch_job
 from forge.slurm.batch_job import BatchJob, Work
@@ -49,6 +51,7 @@ def launch(request: Request) -> list[JobReturn]:
             sweep.add([job.place for job in jobs])
             _freeze(jobs, payload.Shared(request.function, request.context), options)
             queued = [QueuedJob(j.place.number, j.label, j.directory) for j in jobs]
+            LaunchRecord(launcher="local", options=asdict(options)).write(directory)
             command = job_dir.sweep_command(directory)
             job_dir.write_resume_script(directory, command)
             batch = _batch_job(directory, jobs)
@@ -82,8 +85,7 @@ def _batch_job(directory: Path, jobs: list[ComposedJob]) -> BatchJob | None:
     work = Work(
         RequeueLimits.of(policies[0].requeue),
         max(one.signal.warning_s for one in policies),
-        [job.directory for job in jobs],
-        policies[0].checkpoint.dir,
+        Trainings([job.directory for job in jobs], policies[0].checkpoint.dir),
         is_command=jobs[0].command is not None,
     )
     return batch_job.here(directory, work)
@@ -96,7 +98,7 @@ def _freeze(
     outer = HydraConfig.instance().cfg
     code = job_code.fingerprint()
     for job in jobs:
-        if plan.is_finished(job.directory):
+        if planning.is_finished(job.directory):
             if not is_stale(job, code):
                 continue
             start_over(job)
@@ -104,6 +106,7 @@ def _freeze(
         try:
             make_trusted_directory(forge_dir(job.directory))
             (forge_dir(job.directory) / STATE).unlink(missing_ok=True)
+            cancel_request.clear(job.directory)
             if job.is_active and job.command is None:  # a command is kept in the job's plan
                 frozen.freeze(job.config, job.directory, job.written)
             job_code.changed(job.directory, code)  # the first start records it
@@ -111,7 +114,7 @@ def _freeze(
             write_atomically(forge_dir(job.directory) / TASK, data)
             tasks = options.tasks_per_job
             threads = max(options.cpus_per_job // tasks, 1)
-            made = plan.make(job, main, options.time_limit_s, threads, tasks)
+            made = planning.make(job, main, options.time_limit_s, threads, tasks)
             replace(made, code=code).write(job.directory)
         finally:
             HydraConfig.instance().cfg = outer

@@ -15,15 +15,15 @@ from typing import Any
 
 from forge.errors import ExitCode
 from forge.filesystem.files import open_file
-from forge.job.requeue import signal_name
+from forge.job.ending import signal_name
 from forge.jobdir import plan
 from forge.jobdir.job_files import OUTPUT, PLAN, TOKEN, forge_dir
+from forge.jobdir.job_state import JobState, State
 from forge.launch.interrupts import handled
 from forge.launch.local.resources import Slots
-from forge.launch.plan import ROOT
+from forge.launch.planning import ROOT
 from forge.launch.progress.display import Display
-from forge.launch.progress.observed import ObservedJob, reason_of
-from forge.launch.progress.view import State
+from forge.launch.progress.observed import ObservedJob
 
 _START = f"import sys; sys.path.append({ROOT!r}); from forge.job.local import main;"
 _START += " sys.exit(main(sys.argv[1:]))"
@@ -45,9 +45,9 @@ class QueuedJob(ObservedJob):
     wrappers: int = 0
     """Number of its wrappers that ended without a final state."""
 
-    def is_own(self, content: dict[str, Any]) -> bool:
+    def is_own(self, content: JobState) -> bool:
         """Whether the state was written by the wrapper that this queue started."""
-        return self.process is not None and content.get("pid") == self.process.pid
+        return self.process is not None and content.pid == self.process.pid
 
 
 class Queue:
@@ -66,9 +66,9 @@ class Queue:
         self._handled = 0
         for job in jobs:
             content = job.read_state()
-            if content is not None and content.get("state") == "finished":
+            if content is not None and content.state is State.finished:
                 job.state, job.because = State.finished, "finished before"
-                job.restarts = content.get("counts", {}).get("restarts", 0)
+                job.restarts = content.counts.restarts
 
     def run(self) -> int | None:
         """Run every job; returns the signal that stopped the sweep, or None."""
@@ -96,7 +96,7 @@ class Queue:
                 self._handled = len(self._received)
                 self._stop(self._received[-1], self._handled)
             while self._free and not self._received and (job := self._next()) is not None:
-                self._start(job)
+                self.start(job)
             running = [job for job in self._jobs if job.process is not None]
             has_ended = False
             for job in running:
@@ -116,7 +116,8 @@ class Queue:
 
     # -- a job ---------------------------------------------------------------------------------
 
-    def _start(self, job: QueuedJob, *, is_continued: bool = False) -> None:
+    def start(self, job: QueuedJob, *, is_continued: bool = False) -> None:
+        """Start the wrapper of a job; `is_continued`: an earlier wrapper was killed."""
         if job.slot is None:
             job.slot = self._free.pop()
         environment = dict(os.environ)
@@ -159,14 +160,14 @@ class Queue:
         content = job.read_state() if job.state.is_final else None
         job.process = None
         if content is not None:
-            job.reason, job.code = reason_of(content), content["code"]
+            job.reason, job.code = content.reason, content.code
         elif not self._received and job.wrappers <= _MAX_WRAPPERS and code not in _REFUSED:
             how = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
             self._display.say(
                 f"job {job.number}: forge's wrapper process {how}, and is started again"
             )
             job.wrappers += code >= 0  # a kill does not count; another error might repeat
-            self._start(job, is_continued=True)
+            self.start(job, is_continued=True)
             return
         elif self._received:
             job.state, job.because, job.code = State.stopped, "stopped", code

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 
 from forge.errors import Reason
+from forge.jobdir.job_state import State
 from forge.launch.progress.observed import ObservedJob
-from forge.launch.progress.view import State
 
 _WORDS: dict[Reason | None, str] = {Reason.cancelled: "cancelled", Reason.halted: "halted"}
 """Reasons to show instead of the job's state, since the user might not want the job to restart."""

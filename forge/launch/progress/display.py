@@ -15,9 +15,11 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, TextIO, cast
 
-from forge.launch.progress.table import ACTIVE, STYLES, clock, news, table
-from forge.launch.progress.view import JobView, State
+from forge.jobdir.job_state import State
+from forge.launch.progress.table import ACTIVE, clock, news, table
+from forge.launch.progress.view import JobView
 from forge.messages import escape
+from forge.sweeps.status import STYLES
 
 if TYPE_CHECKING:
     from rich.live import Live

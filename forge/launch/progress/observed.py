@@ -6,17 +6,12 @@ import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from forge.errors import Reason
-from forge.jobdir import ledger
-from forge.jobdir.job_files import STATE, forge_dir, read_json
-from forge.launch.progress.view import JobView, State
-
-
-def reason_of(content: dict[str, Any]) -> Reason | None:
-    """Why a job ended, from its wrapper's state file; None if it has not ended."""
-    return Reason.__members__.get(content.get("reason", ""))
+from forge.jobdir import job_state, ledger
+from forge.jobdir.job_files import STATE, forge_dir
+from forge.jobdir.job_state import JobState, State
+from forge.launch.progress.view import JobView
 
 
 @dataclass
@@ -49,12 +44,12 @@ class ObservedJob(ABC):
     """The time at which this attempt was first seen training, and its step then."""
 
     @abstractmethod
-    def is_own(self, content: dict[str, Any]) -> bool:
-        """Whether a state file was written by the observed start of the job."""
+    def is_own(self, content: JobState) -> bool:
+        """Whether a state was written by the observed start of the job."""
 
-    def read_state(self) -> dict[str, Any] | None:
-        """The state file of the job's wrapper; None if there is none."""
-        return read_json(forge_dir(self.directory) / STATE)
+    def read_state(self) -> JobState | None:
+        """The state that the job's wrapper has written; None if there is none."""
+        return job_state.read(self.directory)
 
     def forget(self) -> None:
         """Ignore the current state file, as that of an earlier start."""
@@ -75,21 +70,21 @@ class ObservedJob(ABC):
         self.taken = time.monotonic()
         self.take(content)
 
-    def take(self, content: dict[str, Any]) -> None:
-        """Update this object from the wrapper's state file."""
-        self.state = State[content["state"]]
-        self.because, self.waits_for = content["because"], ""
-        if content["counts"]["restarts"] != self.restarts:
-            self.restarts, self._first = content["counts"]["restarts"], None
-        self._since = content["time"]
-        self.hang = content.get("hang", "")
-        self._has_steps = content.get("has_steps", True)
-        self.rank = content.get("rank", 0)
+    def take(self, content: JobState) -> None:
+        """Update this object from the wrapper's state."""
+        self.state = content.state
+        self.because, self.waits_for = content.because, ""
+        if content.counts.restarts != self.restarts:
+            self.restarts, self._first = content.counts.restarts, None
+        self._since = content.began
+        self.hang = content.hang
+        self._has_steps = content.has_steps
+        self.rank = content.rank
 
     def view(self) -> JobView:
         """The job's row in the display."""
         progress = None
-        if self.state is not State.queued:
+        if self.state is not State.queued or self.restarts:
             progress = ledger.read_progress(self.directory)
         step = progress.step if progress else None
         planned = progress.planned if progress else None

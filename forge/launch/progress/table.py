@@ -6,16 +6,15 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from forge.launch.progress.view import JobView, State
+from forge.jobdir.job_state import State
+from forge.launch.progress.view import JobView
 from forge.messages import escape
+from forge.sweeps.status import STYLES
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 ACTIVE = (State.starting, State.running, State.stopping)
-STYLES = dict(
-    zip(State, ("dim", "cyan", "cyan", "yellow", "green", "red", *["yellow"] * 2), strict=True)
-)
 _RIGHT = ("job", "steps", "restarts", "rate", "left")
 _FLEXIBLE = ("overrides", "remark")
 _LEAST = {"state": 8, "overrides": 8, "rate": 6, "left": 7}
@@ -53,7 +52,7 @@ def clock(seconds: float | None) -> str:
     return f"{minutes // 60}:{minutes % 60:02}:{second:02}"
 
 
-def _per_second(rate: float | None) -> str:
+def per_second(rate: float | None) -> str:
     """A rate as people read it; empty if unknown."""
     if rate is None or not 0 < rate < math.inf:
         return ""
@@ -70,7 +69,7 @@ def _cells(view: JobView) -> dict[str, str]:
         "overrides": escape(view.overrides),
         "steps": f"{step}/{view.steps}" if step and view.steps else step,
         "restarts": str(view.restarts or ""),
-        "rate": _per_second(view.rate) if is_active else "",
+        "rate": per_second(view.rate) if is_active else "",
         "left": clock(view.left_s) if is_active else "",
         "remark": escape(", ".join(filter(None, (view.remark, waits)))),
     }

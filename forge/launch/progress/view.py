@@ -3,30 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 
-
-class State(Enum):
-    """The state of a job of a sweep."""
-
-    queued = "queued"
-    starting = "starting"
-    """The process runs, but no step has begun."""
-    running = "running"
-    stopping = "stopping"
-    """The job was asked to save and exit."""
-    finished = "finished"
-    failed = "failed"
-    stopped = "stopped"
-    """The job saved and exited before its end; the sweep's command resumes it."""
-    terminated = "terminated"
-    """A command of `forge exec` that was asked to stop, and did."""
-
-    @property
-    def is_final(self) -> bool:
-        """Whether the state no longer changes in this sweep."""
-        return self in (State.finished, State.failed, State.stopped, State.terminated)
+from forge.jobdir.job_state import State
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import logging
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from hydra.core.utils import JobReturn
@@ -20,25 +20,26 @@ from omegaconf import DictConfig, OmegaConf
 
 from forge import messages
 from forge.errors import ConfigError, Exit, ExitCode, SlurmRefused
+from forge.jobdir import cancel_request, job_dir, job_state
 from forge.jobdir import code as job_code
-from forge.jobdir import job_dir
-from forge.jobdir.job_files import ENDED, STATE, forge_dir, read_json, write_atomically
+from forge.jobdir.job_files import write_atomically
+from forge.jobdir.job_state import State
 from forge.jobdir.plan import JobPlan, SlurmPlan
-from forge.launch import opening, payload, plan
+from forge.launch import opening, payload, planning
 from forge.launch.compose import compose, is_stale, start_over
 from forge.launch.hydra_launcher import Request
-from forge.launch.plan import ROOT, ComposedJob
+from forge.launch.planning import ROOT, ComposedJob
 from forge.launch.progress.again import how_to_resume
-from forge.launch.progress.view import State
+from forge.launch.record import LaunchRecord
 from forge.launch.results import result_of
 from forge.launch.slurm import preview, slurm_options
 from forge.launch.slurm.cluster import Cluster
 from forge.launch.slurm.sbatch import Batch, OptionGroup, batches, log_folder
 from forge.launch.slurm.slurm_options import SlurmOptions
 from forge.launch.slurm.slurm_wait import QueueWatcher, SubmittedJob, numbers
-from forge.launch.slurm.submitted import Submitted, submissions
 from forge.launch.sweep import SweepDir
 from forge.slurm import bundle, client
+from forge.slurm.submitted import Submitted, submissions
 
 log = logging.getLogger(__name__)
 _STEP = f"import sys; sys.path.append({ROOT!r}); from pathlib import Path;"
@@ -85,6 +86,9 @@ def launch(request: Request) -> list[JobReturn]:
             if calls and not client.can_submit():
                 raise ConfigError([client.NO_COMMANDS], "The submission")
             sweep.add([job.place for job in composed])
+            policies = ((str(one.place.number), one.policy) for one in composed)
+            own = {number: dict(one.slurm) for number, one in policies if one and one.slurm}
+            LaunchRecord(launcher="slurm", options=asdict(options), own=own).write(directory)
             command = job_dir.sweep_command(directory)
             job_dir.write_resume_script(directory, command)
             try:
@@ -149,7 +153,7 @@ def _find(jobs: list[_Job], submitted: Submitted, directory: Path) -> None:
     """Find the jobs of an earlier start of this sweep that are finished, or still in the queue."""
     code = job_code.fingerprint()
     for job in jobs:
-        if plan.is_finished(job.composed.directory):
+        if planning.is_finished(job.composed.directory):
             job.is_stale = is_stale(job.composed, code)
             job.is_finished = not job.is_stale
     if submitted.is_empty:
@@ -166,9 +170,9 @@ def _find(jobs: list[_Job], submitted: Submitted, directory: Path) -> None:
     for job in jobs:
         number = job.composed.place.number
         slurm_id = submitted.ids.get(number, "")
-        said = read_json(forge_dir(job.composed.directory) / STATE) or {}
-        if slurm_id in numbers(said):
-            slurm_id = numbers(said)[0]
+        state = job_state.read(job.composed.directory)
+        if slurm_id in (known_as := numbers(state)):
+            slurm_id = known_as[0]
         known, script = queue.get(slurm_id), submitted.scripts.get(number, "")
         if known is None or not known.is_alive:  # a killed wrapper could not record this
             slurm_id = client.resubmitted(slurm_id, script, queue) or ""
@@ -177,7 +181,7 @@ def _find(jobs: list[_Job], submitted: Submitted, directory: Path) -> None:
             continue
         if known.script != script or not Path(script).is_relative_to(directory):
             continue  # a job of another sweep, for example if this directory is a copy
-        has_ended = said.get("slurm_job") == slurm_id and said.get("state") in ENDED
+        has_ended = state is not None and state.job == slurm_id and state.state.is_final
         if has_ended and known.state in ("RUNNING", "COMPLETING"):
             continue  # it is ending, and has to run again
         job.slurm_id, job.has_ended = slurm_id, has_ended
@@ -225,15 +229,16 @@ def _submit(
         packed = [_pack(job, shared, cluster) for job in members]
         bundle.write(call.bundle, shared.common, packed, code)
         for job in members:
+            cancel_request.clear(job.composed.directory)
             if job.is_stale:
                 start_over(job.composed)
         call.folder.mkdir(parents=True, exist_ok=True)
         script = call.bundle.with_suffix(".sh")
         write_atomically(script, call.script)
         numbers = [job.composed.place.number for job in members]
-        submitted.begin(script, numbers, [job.composed.composed for job in members])
+        submitted.note_request(script, numbers, [job.composed.composed for job in members])
         try:
-            submitted.end(script, client.submit(script, tell=_tell_of_sbatch))
+            submitted.note_answer(script, client.submit(script, tell=_tell_of_sbatch))
         except SlurmRefused as error:
             _find_in_queue(submitted)
             if submitted.is_lost(script):
@@ -265,20 +270,25 @@ def _not_submitted(
     return ConfigError([problem], "The submission")
 
 
-def _pack(job: _Job, shared: payload.Shared, cluster: Cluster) -> tuple[Path, JobPlan, bytes]:
-    composed, options = job.composed, job.options
-    data, main = shared.dump(composed.config)
-    made = plan.make(composed, main, options.time_limit_s, options.cpus_per_task or 1)
+def step_plan(options: SlurmOptions, directory: Path, cluster: Cluster) -> SlurmPlan:
+    """How to start the step of the job in a directory."""
     python = shlex.split(options.python) if options.python else [sys.executable, "-I", "-S"]
     srun_args = list(options.srun_args or ())
     if options.cpus_per_task is not None:  # since Slurm 22.05 srun does not inherit it
         srun_args.append(f"--cpus-per-task={options.cpus_per_task}")
-    slurm = SlurmPlan(
+    return SlurmPlan(
         ranks=options.ranks,
-        start=[*python, "-c", _STEP, str(composed.directory)],
+        start=[*python, "-c", _STEP, str(directory)],
         srun_args=srun_args,
         kill_wait_s=cluster.kill_wait_s,
     )
+
+
+def _pack(job: _Job, shared: payload.Shared, cluster: Cluster) -> tuple[Path, JobPlan, bytes]:
+    composed, options = job.composed, job.options
+    data, main = shared.dump(composed.config)
+    made = planning.make(composed, main, options.time_limit_s, options.cpus_per_task or 1)
+    slurm = step_plan(options, composed.directory, cluster)
     requeue = replace(made.requeue, is_up_to_site=not composed.is_active)
     if composed.policy is not None:
         health = composed.policy.health

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from forge.launch.plan import ComposedJob
+from forge.launch.planning import ComposedJob
 from forge.launch.slurm.cluster import Cluster
 from forge.launch.slurm.sbatch import Batch
 from forge.messages import escape

@@ -18,7 +18,7 @@ from typing import Any
 import submitit
 
 from forge.compat import of_submitit
-from forge.launch.plan import ROOT
+from forge.launch.planning import ROOT
 from forge.launch.slurm.slurm_options import SlurmOptions
 
 _OURS = (

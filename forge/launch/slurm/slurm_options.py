@@ -18,7 +18,7 @@ from forge.config.schema import Policy
 from forge.errors import ConfigError
 from forge.launch import option_check
 
-_OURS = {
+OURS = {
     "signal": "set resilience.signal.name and resilience.signal.warning_s instead",
     "requeue": "set resilience.requeue.enabled instead",
     "no-requeue": "set resilience.requeue.enabled instead",
@@ -115,10 +115,10 @@ def _checked(given: Mapping[str, Any]) -> tuple[SlurmOptions, dict[str, str]]:
         problems["python"] = f"expected a shell command ({error})."
     for key in options.additional_parameters:
         name = str(key).replace("_", "-")
-        if name in _OURS:
+        if name in OURS:
             problems[f"additional_parameters.{key}"] = (
                 f"forge sets --{name} itself, and a second --{name} would replace it without"
-                f" warning. Remove this key ({_OURS[name]})."
+                f" warning. Remove this key ({OURS[name]})."
             )
     return options, problems
 

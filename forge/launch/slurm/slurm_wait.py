@@ -19,10 +19,10 @@ from typing import Any
 
 from forge import messages
 from forge.errors import ForgeError, Reason, SlurmRefused
+from forge.jobdir.job_state import JobState, State
 from forge.launch.interrupts import handled
 from forge.launch.progress.display import Display
-from forge.launch.progress.observed import ObservedJob, reason_of
-from forge.launch.progress.view import State
+from forge.launch.progress.observed import ObservedJob
 from forge.slurm import client, pending
 
 _LOOK_S = 0.5
@@ -53,19 +53,19 @@ class SubmittedJob(ObservedJob):
     """Nodes of the job that do not respond."""
     _gone: float | None = None
 
-    def is_own(self, content: dict[str, Any]) -> bool:
+    def is_own(self, content: JobState) -> bool:
         """Whether the state was written under a current or earlier id of the job."""
         return self.slurm_id in numbers(content)
 
-    def take(self, content: dict[str, Any]) -> None:
+    def take(self, content: JobState) -> None:
         """Update the state, the job id, and the reason if the job ended."""
         super().take(content)
         self.slurm_id = numbers(content)[0]
-        self.unrequeued = content.get("unrequeued", "")
+        self.unrequeued = content.backend.get("unrequeued", "")
         if self.unrequeued:
             self.state, self.because = State.queued, f"not requeued: {self.unrequeued}"
         elif self.state.is_final:
-            self.reason, self.code = reason_of(content), content.get("code", 0)
+            self.reason, self.code = content.reason, content.code
 
     def learn(self, queued: client.Queued | None, now: float) -> None:
         """Update from squeue; None: squeue does not know the job."""
@@ -91,7 +91,7 @@ class SubmittedJob(ObservedJob):
         if queued is not None and queued.reason not in ("None", ""):
             said += f" ({queued.reason})"
         content = self.read_state()
-        if content is not None and content["state"] == "finished":  # under another job id
+        if content is not None and content.state is State.finished:  # under another job id
             self.state, self.because, self.code = State.finished, "finished", 0
             return
         if is_cancelled:  # while it waited in the queue, without a wrapper
@@ -105,12 +105,14 @@ class SubmittedJob(ObservedJob):
             self.because += f"; {what} {' '.join(logs)}"
 
 
-def numbers(content: dict[str, Any]) -> list[str]:
-    """The Slurm ids of a job, from its wrapper's state file; the current id comes first.
+def numbers(state: JobState | None) -> list[str]:
+    """The Slurm ids of a job, from its wrapper's state; the current id comes first.
 
     If Slurm does not requeue a job, the wrapper resubmits it, which gives it another id.
     """
-    found = (content.get("successor"), content.get("slurm_job"), *content.get("ancestors", ()))
+    if state is None:
+        return []
+    found = (state.backend.get("successor"), state.job, *state.backend.get("ancestors", ()))
     return [number for number in found if number]
 
 
@@ -143,7 +145,7 @@ class QueueWatcher:
         bell, self._bell = os.pipe()
         try:
             with handled(self._on_signal), Display(mode=self._progress) as self._display:
-                while not self._received and self._poll():
+                while not self._received and self.poll():
                     self._show()
                     # Poll, since a change of a file on another machine sends no event.
                     pause_s = _LOOK_S + _LOOK_PER_JOB_S * len(self._jobs)
@@ -161,7 +163,7 @@ class QueueWatcher:
     def _show(self) -> None:
         self._display.update([job.view() for job in self._jobs])
 
-    def _poll(self) -> bool:
+    def poll(self) -> bool:
         """Update all jobs; returns whether any of them has not ended."""
         waiting = [job for job in self._jobs if not job.state.is_final]
         for job in waiting:

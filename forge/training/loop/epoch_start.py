@@ -12,7 +12,7 @@ import copy
 from forge import messages
 from forge.state import rng
 from forge.state.run_state import RunState, copied
-from forge.training.loop.loop_state import LoopState
+from forge.training.loop.loop_progress import LoopProgress
 
 MAX_BYTES = 64 << 20
 """Largest `run.state` that is kept, in bytes."""
@@ -26,19 +26,19 @@ class EpochStart:
         own: `run.state`.
     """
 
-    def __init__(self, loops: LoopState, own: RunState) -> None:
+    def __init__(self, loops: LoopProgress, own: RunState) -> None:
         self._loops = loops
         self._own = own
         self._is_told = False
 
     def note(self) -> None:
         """Keep the values when an epoch begins."""
-        loops, place = self._loops, self._loops.place
-        assert place is not None
-        place.rng, place.step = rng.capture(), loops.step
-        place.loaders = copy.deepcopy(loops.loaders.capture())
-        place.values = copied(self._own.capture(), MAX_BYTES)
-        self._tell(is_large=place.values is None)
+        loops, epochs = self._loops, self._loops.epochs
+        assert epochs is not None
+        epochs.rng, epochs.step = rng.capture(), loops.step
+        epochs.loaders = copy.deepcopy(loops.loaders.capture())
+        epochs.values = copied(self._own.capture(), MAX_BYTES)
+        self._tell(is_large=epochs.values is None)
 
     def _tell(self, *, is_large: bool) -> None:
         if is_large and not self._is_told:
@@ -53,11 +53,11 @@ class EpochStart:
 
     def go_back(self) -> None:
         """The job resumes in this epoch: restore the values from its start."""
-        loops, place = self._loops, self._loops.place
-        assert place is not None
-        loops.step = place.step
-        loops.loaders.load(place.loaders)
-        self._tell(is_large=place.values is None)
-        if isinstance(place.values, dict):
-            self._own.restore(copied(place.values) or {})
-        rng.restore(place.rng)
+        loops, epochs = self._loops, self._loops.epochs
+        assert epochs is not None
+        loops.step = epochs.step
+        loops.loaders.load(epochs.loaders)
+        self._tell(is_large=epochs.values is None)
+        if isinstance(epochs.values, dict):
+            self._own.restore(copied(epochs.values) or {})
+        rng.restore(epochs.rng)

@@ -22,7 +22,7 @@ from forge.data import loaders
 from forge.data.position import Position
 from forge.errors import ForgeError
 from forge.process import sections
-from forge.state import rng
+from forge.state.run_state import RunState
 from forge.training import misuse
 from forge.training.boundary import Boundary
 from forge.training.loop import step_limit
@@ -35,12 +35,13 @@ from forge.training.parts import Parts
 class Epochs:
     """The loop over `run.epochs`, and the pass of the current epoch."""
 
-    def __init__(self, parts: Parts, start: EpochStart, boundary: Boundary, steps: Steps) -> None:
+    def __init__(self, parts: Parts, own: RunState, boundary: Boundary, steps: Steps) -> None:
         self._loops = parts.loops
-        self._start = start
+        self._start = EpochStart(parts.loops, own)
         self._boundary = boundary
+        self._shutdown = parts.shutdown
+        self._stops = parts.stops
         self._steps = steps
-        self._updater = parts.updater
         self._metrics = parts.directory.metrics
         self._last: weakref.ref[Generator[int, None, None]] | None = None
         self._pass: weakref.ref[Generator[tuple[int, Any], None, None]] | None = None
@@ -57,7 +58,7 @@ class Epochs:
 
     # -- epochs --------------------------------------------------------------------------------
 
-    def begin(self, count: int) -> Iterator[int]:
+    def iterate(self, count: int) -> Iterator[int]:
         """See `Run.epochs`."""
         if self._loops.positions:
             raise ForgeError(misuse.EPOCHS_AFTER_A_LOOP)
@@ -65,7 +66,7 @@ class Epochs:
         self._last = weakref.ref(loop)
         return loop
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Close iterators that a script still references after a break."""
         self._close_pass()
         close(self._last)
@@ -80,76 +81,69 @@ class Epochs:
 
     def _epochs(self, count: int) -> Generator[int, None, None]:
         loops = self._loops
-        place = loops.enter_epochs()
+        now = loops.enter_epochs()
         self._boundary.lengths.check_count("epochs", count)
-        has_finished = loops.is_complete and count <= place.planned
+        has_finished = loops.is_complete and count <= now.planned
         if has_finished or (loops.is_over(math.inf) and not loops.due):
-            loops.pass_over()
-            if not loops.is_complete:
-                self._boundary.run_end.end_loop()
+            self._boundary.pass_over()
             return
-        place.planned, loops.is_complete, loops.is_between = count, False, False
-        self._is_resumed = place.phase is not EpochPhase.before
+        now.planned = count
+        loops.begin_loop(math.inf)
+        self._is_resumed = now.phase is not EpochPhase.before
         while self._begin_epoch(count):
             try:
-                yield self._place.epoch
+                yield self._epoch.epoch
             except GeneratorExit:
                 self._close_pass()
-                loops.break_off()
-                self._leave()
-                self._boundary.run_end.leave_loop()
+                self._boundary.let_go(is_left=True)
+                self._boundary.leave_loop()
                 raise
             self._end_epoch()
         if loops.loaded is not None:
-            rng.restore(loops.loaded["rng"])
+            loops.restore_random()
         else:
-            self._boundary.run_end.save_anew()
+            self._boundary.save_anew()
         has_ended = bool(loops.due) or loops.is_over(math.inf)
         self._boundary.pass_through(None, loops.step, has_ended=has_ended)
-        self._leave()
+        self._boundary.end_loop()
 
     @property
-    def _place(self) -> EpochPosition:
-        assert self._loops.place is not None
-        return self._loops.place  # replaced when a checkpoint is loaded
+    def _epoch(self) -> EpochPosition:
+        assert self._loops.epochs is not None
+        return self._loops.epochs  # replaced when a checkpoint is loaded
 
     def _begin_epoch(self, count: int) -> bool:
         """Whether there is another epoch."""
-        loaded = self._loops.loaded
-        if self._loops.is_over(math.inf) or self._place.epoch >= count:
+        if self._loops.is_over(math.inf) or self._epoch.epoch >= count:
             return False
-        if step_limit.is_over(self._place.epoch, self._loops.step):
+        if step_limit.is_over(self._epoch.epoch, self._loops.step):
             return False
         if self._is_resumed:
             self._start.go_back()
         else:
-            if loaded is not None:
+            if self._loops.loaded is not None:
                 self._older = _iterables()
-                rng.restore(loaded["rng"])
+                self._loops.restore_random()
             if self._boundary.pass_through(None, math.inf):
                 return False
             sections.current().begin_epoch()
             self._start.note()
-        self._metrics.begin(self._loops.step)
+        self._metrics.on_step(self._loops.step)
         self._is_pass_due = True
         return True
 
     def _end_epoch(self) -> None:
-        place = self._place
+        now = self._epoch
         self._close_pass()
+        with self._shutdown.giving_up():
+            if self._kept is not None:
+                raise self._kept
+        self._boundary.check_left()
         self._boundary.let_go()
-        if self._kept is not None:
-            raise self._kept
         if self._is_pass_due:
-            raise ForgeError(misuse.epoch_without_pass(place.epoch))
+            raise ForgeError(misuse.epoch_without_pass(now.epoch))
         self._is_resumed = False
-        place.epoch, place.phase, place.values = place.epoch + 1, EpochPhase.before, None
-
-    def _leave(self) -> None:
-        self._boundary.let_go(is_left=True)
-        self._metrics.begin(self._loops.step)
-        self._updater.begin(self._loops.step)
-        self._loops.leave()
+        now.epoch, now.phase, now.values = now.epoch + 1, EpochPhase.before, None
 
     # -- the pass of an epoch ------------------------------------------------------------------
 
@@ -163,11 +157,11 @@ class Epochs:
         if not self._is_pass_due:
             raise ForgeError(misuse.BATCHES_WITHOUT_EPOCH)
         self._is_pass_due = False
-        position = self._loops.open(loader, self._place.epoch)
+        position = self._loops.open_loader(loader, self._epoch.epoch)
         self._enter(position, loader)
-        if self._place.phase is EpochPhase.within:
+        if self._epoch.phase is EpochPhase.within:
             self._boundary.lengths.compare(loaders.num_batches(loader))
-        while self._place.phase is EpochPhase.within:
+        while self._epoch.phase is EpochPhase.within:
             if self._boundary.pass_through(position, math.inf):
                 break
             if step_limit.is_pass_over(position.taken):
@@ -181,6 +175,7 @@ class Epochs:
                 yield from self._steps.step(position, batch)
             except GeneratorExit:
                 position.end_pass(is_left=True)
+                self._boundary.lengths.note_left()
                 try:
                     self._end_pass(is_left=True)
                 except BaseException as error:  # noqa: BLE001 - nobody hears what is raised here
@@ -196,9 +191,9 @@ class Epochs:
             # First: a sampler can depend on values that the code before the pass read in run.state.
             self._steps.go_to(position, loops.saved_position)
             self._boundary.put_back()
-            assert loops.loaded is not None
-            rng.restore(loops.loaded["rng"])
-            loops.positions[-1], loops.loaded = position, None
+            loops.restore_random()
+            loops.positions[-1] = position
+            loops.forget_loaded()
             return
         before, older = loops.positions[-1], self._older
         if isinstance(before, Position):
@@ -207,19 +202,18 @@ class Epochs:
             position.load_finished(before)  # not if each epoch makes its own loader
             position.name_changes(before)
         self._older = []
-        loops.positions[-1] = position
-        self._place.phase = EpochPhase.within
+        loops.begin_pass(position)
         self._boundary.begin_pass()
 
     def _end_pass(self, *, is_left: bool = False) -> None:
-        place = self._place
+        now = self._epoch
         # A break and an error look the same here. After a stop request, the stop can be the cause;
         # with several ranks, all of them have left the pass by now.
-        is_caused = is_left and self._boundary.is_alone and self._boundary.is_stopping
+        is_caused = is_left and self._boundary.is_alone and self._stops.is_stopping
         may_stop = self._may_stop and not is_caused
-        is_first = place.phase is EpochPhase.within
+        is_first = now.phase is EpochPhase.within
         self._boundary.end_pass(
-            place.epoch + 1, is_first=is_first, may_stop=may_stop, is_left=is_left
+            now.epoch + 1, is_first=is_first, may_stop=may_stop, is_left=is_left
         )
 
 

@@ -6,7 +6,8 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from forge import messages
@@ -33,11 +34,9 @@ class Evaluations:
         self._all: list[_Evaluation] = []
         self._last_s: dict[str, float] = {}
         self.is_running = False
-        self.is_after_pass = False
-        """Whether the code after an epoch's pass is running: it can call `check_stop` too."""
+        self._is_after_pass = False
         self.is_in_step = False
         """Whether an evaluation inside a step is running; a stop waits for its end."""
-        self.pid = os.getpid()
 
     def add(
         self,
@@ -92,19 +91,30 @@ class Evaluations:
         found = [one for one in self._all if step > 0 and one.is_due(step, is_end=is_end)]
         return [one.name for one in found if not (is_rest and one.is_due(step, is_end=False))]
 
+    @contextmanager
+    def after_pass(self) -> Iterator[None]:
+        """The code after an epoch's pass runs in the block: it can call `check_stop` too."""
+        self._is_after_pass = True
+        try:
+            yield
+        finally:
+            self._is_after_pass = False
+
     @property
     def is_entered(self) -> bool:
         """Whether one of the functions, or the code after a pass, is running."""
-        return self.is_running or self.is_after_pass
+        return self.is_running or self._is_after_pass
 
-    def may_poll(self) -> bool:
+    def may_poll(self, pid: int) -> bool:
         """Whether the caller is the main thread, inside one of the functions.
 
+        Args:
+            pid: The process that trains.
         Raises:
             ForgeError: If none of them is running; never in a data worker, a thread or a child.
         """
         is_main = threading.current_thread() is threading.main_thread()
-        if not is_main or os.getpid() != self.pid:
+        if not is_main or os.getpid() != pid:
             return False
         if not (self.is_entered or self.is_in_step):
             raise ForgeError(

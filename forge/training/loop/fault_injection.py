@@ -16,8 +16,8 @@ import signal
 import threading
 import time
 
+from forge.group.watcher import Watcher
 from forge.jobdir.ledger import Ledger
-from forge.training.loop.watcher import Watcher
 
 VARIABLE = "FORGE_STRIKE"
 
@@ -37,7 +37,7 @@ class FaultInjector(Watcher):
         """Record it: the report says if a rehearsal had no evaluation."""
         self._ledger.write("evaluated", step=step)
 
-    def on_boundary(self) -> None:
+    def on_boundary(self, step: int) -> None:
         """Count a step boundary, and send the signal if it is due."""
         if _pending:
             _strike()  # the thread has not sent it yet

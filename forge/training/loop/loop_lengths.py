@@ -3,15 +3,17 @@
 A rank that ends first would leave the others waiting in a collective. Before the first step the
 ranks compare `n`, and the lengths of their loaders in a pass. If a loader has no length, a rank
 that reaches the end of its pass waits there for the others before the code after the pass runs.
+After a `break` the ranks compare the step: if a rank has left its loop alone, all ranks exit.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
+from typing import NoReturn
 
 from forge.errors import ConfigError, RankLost
 from forge.training.parts import Parts
-from forge.training.shutdown import ENDS
 
 _REMEDY = (
     "Every rank needs the same number of batches: share the samples by a"
@@ -19,8 +21,13 @@ _REMEDY = (
     " after as many batches as the shortest loader has"
 )
 
+_TOGETHER = (
+    "All ranks have to leave a loop after the same step: let them decide by a value that is equal"
+    " on all of them, for example one that torch.distributed.all_reduce returns, or call run.finish"
+    " in a function of run.every"
+)
 
-_LEFT_S = 30.0
+LEFT_S = 30.0
 """Largest delay between ranks, in seconds, at a break after the same step."""
 
 
@@ -28,9 +35,17 @@ class LoopLengths:
     """Compares the lengths of the ranks' loops and passes."""
 
     def __init__(self, parts: Parts) -> None:
+        self._group = parts.group
         self._exchange = parts.exchange
+        self._loops = parts.loops
         self._shutdown = parts.shutdown
         self._is_known = True
+        self._num_left = 0
+        self._left: bytes | None = None
+        """The step after which this rank left its loop, until the ranks have compared it."""
+        stop_s = parts.policy.stop_s or math.inf
+        self._left_s = min(LEFT_S, stop_s / 2)
+        """Seconds to wait for the others: half of a stop, so that they can end in its time too."""
 
     def check_count(self, call: str, n: float) -> None:
         """Compare the argument of `run.steps` or `run.epochs`; exits if the ranks differ.
@@ -78,25 +93,53 @@ class LoopLengths:
         if len(set(found)) > 1:
             self._refuse("The passes of the ranks differ in length", found)
 
-    def left(self) -> None:
-        """This rank has left its pass by a break, as all ranks must, or by an error.
+    def note_left(self) -> None:
+        """This rank leaves its loop: by a break or an error, which look the same, or `end_loop`.
 
-        Called before the functions that are due after the pass, which can use collectives.
+        Only tells the other ranks, since they can already be gone. `check_left` compares.
+        """
+        self._num_left += 1
+        self._left = str(self._loops.step).encode()
+        with contextlib.suppress(RankLost):  # if it was an error, its cause can be the same
+            self._group.publish(self._key, self._left)
+
+    def check_left(self) -> None:
+        """Check that all ranks have left the loop as this rank has, where it next calls forge.
 
         Raises:
-            RankLost: If the other ranks have not left it: the code after the pass must not run.
+            ConfigError: If a rank has not, or after another step.
+            RankLost: If a rank is gone.
         """
-        self._exchange.all_gather(
-            "the end of a pass, after a `break`", lambda: None, within_s=_LEFT_S
-        )
+        left, self._left = self._left, None
+        if left is None or self._group.size == 1:
+            return
+        try:
+            found = self._group.gather(self._key, left, self._left_s)
+        except RankLost as error:
+            if self._group.lost(0):
+                raise
+            self._raise(
+                f"rank {self._group.rank} has left its loop after {self._loops.step} steps (by a"
+                f" `break`, a caught error or run.end_loop), but not all ranks have: {error}"
+            )
+        if len(set(found)) > 1:
+            steps = ", ".join(f"rank {r} after {one.decode()} steps" for r, one in enumerate(found))
+            self._raise(f"the ranks have left their loops after different steps: {steps}")
+
+    @property
+    def _key(self) -> str:
+        return f"the end of a loop that a rank left ({self._num_left})"
+
+    @staticmethod
+    def _raise(problem: str) -> NoReturn:
+        raise ConfigError([f"{problem}. {_TOGETHER}"], "The training loop")
 
     def _given(self, what: str, value: int | None, hint: str = "") -> list[int | None]:
-        try:
-            return self._exchange.all_gather(what, lambda: value)
-        except RankLost as error:
-            self._shutdown.give_up(RankLost(". ".join(filter(None, (str(error), hint)))))
-        except ENDS as error:
-            self._shutdown.give_up(error)
+        with self._shutdown.giving_up():
+            try:
+                return self._exchange.all_gather(what, lambda: value)
+            except RankLost as error:
+                raise RankLost(". ".join(filter(None, (str(error), hint)))) from error
 
     def _refuse(self, what: str, found: list[int | None]) -> None:
         by_length = {length: rank for rank, length in enumerate(found) if length is not None}

@@ -2,39 +2,46 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Generator, Iterable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
+from forge.config.schema import NanConfig
 from forge.data.position import Position
 from forge.errors import ForgeError
+from forge.state.registry import StateRegistry
 from forge.training import misuse
+from forge.training.loop import loop_state
 from forge.training.loop.evaluations import Evaluations
+from forge.training.loop.loop_progress import LoopProgress
+from forge.training.loop.loop_state import EpochPhase
 from forge.training.loop.pushed import Start
 from forge.training.loop.resumable_loader import ResumableLoader
 from forge.training.loop.steps import again, close
+from forge.training.nan.nan_policy import NanPolicy
 from forge.training.nan.update import Updater
 
 
 class PlainLoops:
-    """`Run.steps`, `Run.epochs` and `Run.batches` with `resilience.enabled=false`."""
+    """The interface of `Attempt`, with `resilience.enabled=false`."""
 
-    def __init__(self, updater: Updater, evaluations: Evaluations) -> None:
-        self._updater = updater
+    resumed_from = None
+    is_stopping = False
+
+    def __init__(self, live: StateRegistry, evaluations: Evaluations) -> None:
+        self.updater = Updater(live, NanPolicy(NanConfig()), is_enabled=False)
+        self.loops = LoopProgress()
         self._evaluations = evaluations
-        self.step = 0
-        self.epoch = 0
-        self.is_finished = False
+        self._is_finished = False
         """Whether `run.finish` was called."""
-        self._has_begun = self._has_epochs = self._is_pass_due = False
+        self._is_pass_due = False
         self._pass: weakref.ref[Generator[tuple[int, Any], None, None]] | None = None
-        self.is_in_step = self.is_in_epochs = False
-        self._position: Position | None = None
+        self._after = ExitStack()
+        self._pid = os.getpid()
 
-    @property
-    def batch(self) -> int:
-        """Batches done in this pass."""
-        return self._position.taken - self.is_in_step if self._position is not None else 0
+    # -- loops ---------------------------------------------------------------------------------
 
     def loader(self, loader: Iterable[Any]) -> ResumableLoader[Any]:
         """See `Run.loader`."""
@@ -42,39 +49,40 @@ class PlainLoops:
 
     def steps(self, n: float, loader: Iterable[Any] | None) -> Iterator[Any]:
         """See `Run.steps`."""
-        if self._has_epochs:
+        loops = self.loops
+        if loops.epochs is not None:
             raise ForgeError(misuse.STEPS_AND_EPOCHS)
-        if self._has_begun and self.step >= n:
-            raise ForgeError(again(n, self.step))
-        self._has_begun = True
-        self._position = position = Position(loader) if loader is not None else None
-        self.is_finished = False
-        while self.step < n and not self.is_finished:
+        if loops.positions and loops.step >= n:
+            raise ForgeError(again(n, loops.step))
+        loops.enter_steps()
+        loops.positions[-1] = position = Position(loader) if loader is not None else None
+        self._is_finished = False
+        while loops.step < n and not self._is_finished:
             batch = position.next() if position is not None else None
-            self.epoch = position.epoch if position is not None else 0
-            yield from self._one((self.step, batch) if position is not None else self.step)
-            is_end = self.step >= n or self.is_finished
+            yield from self._one((loops.step, batch) if position is not None else loops.step)
+            is_end = loops.step >= n or self._is_finished
             self._run_due(is_end=is_end)
-            if self.is_finished and not is_end:  # by a function of run.every
+            if self._is_finished and not is_end:  # by a function of run.every
                 self._run_due(is_end=True, is_rest=True)
 
     def epochs(self, n: int) -> Iterator[int]:
         """See `Run.epochs`."""
-        if self._has_begun:
+        if self.loops.positions:
             raise ForgeError(misuse.EPOCHS_AFTER_A_LOOP)
-        self.is_finished, self.is_in_epochs = False, True
-        self._has_begun = self._has_epochs = True
+        self._is_finished, now = False, self.loops.enter_epochs()
         try:
-            while self.epoch < n and not self.is_finished:
-                self._position, self._is_pass_due = None, True
-                yield self.epoch
+            while now.epoch < n and not self._is_finished:
+                now.phase, self._is_pass_due = EpochPhase.before, True
+                yield now.epoch
                 close(self._pass)
                 if self._is_pass_due:
-                    raise ForgeError(misuse.epoch_without_pass(self.epoch))
-                self._evaluations.is_after_pass = False
-                self.epoch += 1
+                    raise ForgeError(misuse.epoch_without_pass(now.epoch))
+                self._after.close()
+                now.epoch += 1
         finally:
-            self.is_in_epochs = self._is_pass_due = self._evaluations.is_after_pass = False
+            self._is_pass_due = False
+            self._after.close()
+            self.loops.end_loop()
         self._run_due(is_end=True, is_rest=True)
 
     def batches(self, loader: Iterable[Any]) -> Iterator[tuple[int, Any]]:
@@ -84,63 +92,92 @@ class PlainLoops:
         return one
 
     def _batches(self, loader: Iterable[Any]) -> Generator[tuple[int, Any], None, None]:
-        if not self._is_pass_due:
+        loops, now = self.loops, self.loops.epochs
+        if not self._is_pass_due or now is None:
             raise ForgeError(misuse.BATCHES_WITHOUT_EPOCH)
-        self._is_pass_due = False
-        self._position = position = Position(loader, self.epoch)
-        asked = self.step
+        self._is_pass_due, position = False, Position(loader, now.epoch)
+        loops.begin_pass(position)
+        evaluated = loops.step
         try:
-            while not self.is_finished:
+            while not self._is_finished:
                 batch = position.next_of_pass()
                 if position.is_over:
                     break
-                yield from self._one((self.step, batch))
+                yield from self._one((loops.step, batch))
                 self._run_due(is_end=False)
-                asked = self.step
+                evaluated = loops.step
         finally:
-            is_new = self.step > asked  # after a break, functions due at this step have not run
-            due = self._evaluations.due_after_pass(self.epoch + 1, self.step, is_new=is_new)
-            self._evaluations.run(due, self.step)
-            self._evaluations.is_after_pass = True
+            is_new = loops.step > evaluated  # after a break, functions due here have not run
+            due = self._evaluations.due_after_pass(now.epoch + 1, loops.step, is_new=is_new)
+            self._evaluations.run(due, loops.step)
+            self._after.enter_context(self._evaluations.after_pass())
 
     def begin(self) -> Start:
         """See `Run.begin`."""
-        if self._has_begun:
+        if self.loops.positions:
             raise ForgeError(misuse.BEGIN_AFTER_A_LOOP)
-        self._has_begun = self.is_in_step = True
-        return Start(self.step, self.epoch, is_resumed=False, is_finished=False)
+        self.loops.enter_pushed()
+        self.loops.begin_step()
+        return Start(self.loops.step, epoch=0, is_resumed=False, is_finished=False)
 
     def pass_boundary(self, step: int, epoch: int, taken: object) -> bool:
         """See `Run.boundary`."""
-        misuse.check_boundary(step, self.step, is_open=self.is_in_step)
-        self.is_in_step = False
-        self._updater.settle()
-        self.step, self.epoch = step, epoch
-        self._run_due(is_end=self.is_finished)
-        self.is_in_step = not self.is_finished
-        self._updater.begin(step)
-        return self.is_finished
+        loops = self.loops
+        misuse.check_boundary(step, loops.step, is_open=loops.is_in_step)
+        self.updater.settle()
+        loops.end_step(step)
+        loops.positions[-1] = loop_state.pushed(epoch)
+        self._run_due(is_end=self._is_finished)
+        if not self._is_finished:
+            loops.begin_step()
+        self.updater.on_step(step)
+        return self._is_finished
 
     def end_loop(self, reason: str) -> None:
         """See `Run.end_loop`."""
-        if self.is_in_step:
-            self.is_in_step = False
+        if self.loops.is_in_step:
+            self.loops.end_step(None)
             self._run_due(is_end=True, is_rest=True)
 
     def _one(self, value: Any) -> Generator[Any, None, None]:
         """One step."""
-        self._updater.begin(self.step)
-        has_counted = self.is_in_step = True
+        loops = self.loops
+        self.updater.on_step(loops.step)
+        loops.begin_step()
+        has_counted = True
         try:
             yield value
         except GeneratorExit:  # break: the step counts if it changed anything
-            has_counted = self._updater.has_updated
+            has_counted = self.updater.has_updated
             raise
         finally:
-            self._updater.settle()
-            self.is_in_step = False
-            self.step += has_counted
+            self.updater.settle()
+            loops.end_step(loops.step + 1 if has_counted else None)
 
     def _run_due(self, *, is_end: bool, is_rest: bool = False) -> None:
-        due = self._evaluations.due(self.step, is_end=is_end, is_rest=is_rest)
-        self._evaluations.run(due, self.step)
+        due = self._evaluations.due(self.loops.step, is_end=is_end, is_rest=is_rest)
+        self._evaluations.run(due, self.loops.step)
+
+    # -- calls between two steps ---------------------------------------------------------------
+
+    def log(self, values: dict[str, Any]) -> None:
+        """See `Run.log`; there is no ledger."""
+
+    def save(self, *, pin: bool) -> None:
+        """See `Run.save`; nothing is saved."""
+
+    def finish(self, reason: str) -> None:
+        """See `Run.finish`."""
+        if not (self.loops.is_in_step or self._evaluations.is_entered):
+            raise ForgeError(misuse.FINISH_OUTSIDE_A_LOOP)
+        self._is_finished = True
+
+    def check_stop(self) -> None:
+        """See `Run.check_stop`; there is no stop, but a call in another place is an error."""
+        self._evaluations.may_poll(self._pid)
+
+    def on_stop(self, callback: Any, timeout_s: float) -> None:
+        """See `Run.on_stop`; forge handles no signal."""
+
+    def close(self, error: BaseException | None) -> None:
+        """Leave the `with` block."""

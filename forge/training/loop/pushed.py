@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from forge import messages
 from forge.data.resumable import Resumable
 from forge.errors import ConfigError, ForgeError
-from forge.state import rng
 from forge.training import misuse
 from forge.training.boundary import Boundary
+from forge.training.loop import loop_state
 from forge.training.parts import Parts
 
 
@@ -37,7 +37,6 @@ class PushedLoop:
         self._shutdown = parts.shutdown
         self._updater = parts.updater
         self._handler = parts.handler
-        self._metrics = parts.directory.metrics
         self._objects = objects
         self._loaders = {n: one for n, one in objects.items() if isinstance(one, Resumable)}
         self._is_open = False
@@ -64,23 +63,20 @@ class PushedLoop:
         if is_resumed:
             # Again: a trainer can have changed the objects since the block was entered.
             self._boundary.put_back()
-            assert loops.loaded is not None
-            rng.restore(loops.loaded["rng"])
+            loops.restore_random()
         is_finished = loops.is_over(math.inf) or loops.is_complete
         start = Start(loops.step, epoch, is_resumed, is_finished)
         if is_finished:
-            loops.pass_over()
-            if not loops.is_complete:
-                self._boundary.run_end.end_loop()
+            self._boundary.pass_over()
             return start
         for one in self._resumables():
-            loops.open(one.loader)
+            loops.open_loader(one.loader)
         loops.fixed.begin_loop()
-        loops.planned, loops.is_complete, loops.is_between = None, False, False
-        self._boundary.run_end.begin_loop()
-        self._boundary.begin()
-        if not self._boundary.pass_through(None, math.inf):
-            self._begin_step()
+        loops.begin_loop(math.inf)
+        self._boundary.begin_loop()
+        self._is_open = not self._boundary.pass_through(None, math.inf)
+        if self._is_open:
+            loops.begin_step()
         return start
 
     def _resumables(self) -> Iterator[Resumable[Any]]:
@@ -88,15 +84,6 @@ class PushedLoop:
         yield from self._loaders.values()
         for one in self._objects.values():
             yield from getattr(one, "resumables", ())
-
-    def _begin_step(self) -> None:
-        self._updater.begin(self._loops.step)
-        self._metrics.begin(self._loops.step)
-        self._is_open = self._loops.is_in_step = True
-
-    def _end_step(self) -> None:
-        self._loops.is_in_step = False
-        self._updater.settle()
 
     def boundary(self, step: int, epoch: int, taken: int | None) -> bool:
         """See `Run.boundary`."""
@@ -106,14 +93,15 @@ class PushedLoop:
             self._check_loader(taken)
         except ConfigError as error:
             self._shutdown.give_up(error)
-        self._end_step()
-        loops.step, loops.due = step, None
-        loops.note_epoch(epoch)
-        if self._boundary.pass_through(None, math.inf):
-            self._leave()
-            return True
-        self._begin_step()
-        return False
+        self._updater.settle()
+        loops.end_step(step)
+        loops.positions[-1] = loop_state.pushed(epoch)
+        self._is_open = not self._boundary.pass_through(None, math.inf)
+        if self._is_open:
+            loops.begin_step()
+        else:
+            self._boundary.end_loop()
+        return not self._is_open
 
     def _check_loader(self, taken: int | None) -> None:
         """Refuse a loop whose batches are not the ones that its loader has given out.
@@ -160,16 +148,7 @@ class PushedLoop:
         """See `Run.end_loop`."""
         if not self._is_open:
             return
-        self._end_step()
-        loops = self._loops
-        loops.finished_by = reason
-        loops.break_off()
-        self._boundary.run_end.save_anew()
-        self._boundary.pass_through(None, loops.step, has_ended=False)
-        self._leave()
-
-    def _leave(self) -> None:
         self._is_open = False
-        self._metrics.begin(self._loops.step)
-        self._updater.begin(self._loops.step)
-        self._loops.leave()
+        self._updater.settle()
+        self._loops.end_step(None)
+        self._boundary.break_off(reason)

@@ -14,10 +14,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from forge import messages
-from forge.errors import RankLost
 from forge.training.loop.pending_snapshot import PendingSnapshot
 from forge.training.parts import Parts
-from forge.training.shutdown import ENDS
 
 _COPIES = 10
 """A boundary is held if its functions take at least as long as this many copies of the state."""
@@ -32,18 +30,18 @@ _LOOK_S = 0.02
 class SnapshotHolder:
     """Holds the boundaries of a run, one at a time."""
 
-    def __init__(self, parts: Parts, is_stopping: Callable[[], bool]) -> None:
+    def __init__(self, parts: Parts) -> None:
         self._group = parts.group
         self._exchange = parts.exchange
         self._saver = parts.directory.saver
         self._loops = parts.loops
         self._train_state = parts.train_state
         self._shutdown = parts.shutdown
-        self._is_stopping = is_stopping
+        self._stops = parts.stops
         self._is_alone = parts.group.size == 1
         self._hold_s = 0.0
         """Seconds that the last copy took."""
-        self._boundary = self._asked = 0
+        self._boundary = self._requested = 0
         """The boundary that all ranks hold, and the one for which this rank requested a stop."""
         self.held: PendingSnapshot | None = None
 
@@ -66,14 +64,12 @@ class SnapshotHolder:
     def hold_together(self, last_s: float, boundary: int) -> None:
         """Hold the state on all ranks or none, if it is worth it on at least one."""
         give = self._exchange.all_gather
-        try:
+        with self._shutdown.giving_up():
             if any(give("an evaluation", lambda: self.is_worth(last_s))):
                 is_held = give("a held boundary", lambda: self._is_held(boundary))
                 if not all(is_held):
                     self._group.let_go()
                     self.held = None
-        except ENDS as error:
-            self._shutdown.give_up(error)
 
     def _is_held(self, boundary: int) -> bool:
         """Hold the state and tell the group, before another rank can request a stop."""
@@ -85,21 +81,23 @@ class SnapshotHolder:
 
     def let_go(self) -> None:
         """The functions have returned on all ranks, or all ranks know of a stop."""
-        try:
-            asked = self._group.let_go()
-        except RankLost as error:
-            self._shutdown.give_up(error)
-        if asked is not None and self.held is not None:
-            self._shutdown.stop(asked, self.held.commit)
+        with self._shutdown.giving_up():
+            request = self._group.let_go()
+        if request is not None and self.held is not None:
+            self._shutdown.stop(request, self.held.commit)
+        self.held = None
+
+    def discard(self) -> None:
+        """Forget the held state: it must not be saved any more."""
         self.held = None
 
     def is_stop_due(self) -> bool:
         """Whether to commit the held state; also requests a stop on the other ranks."""
         if self._is_alone:
-            return self._is_stopping()
-        if self._asked != self._boundary and self._is_stopping():
-            self._asked = self._boundary
-            self._group.propose(replace(self._shutdown.asked(), boundary=self._boundary))
+            return self._stops.is_stopping
+        if self._requested != self._boundary and self._stops.is_stopping:
+            self._requested = self._boundary
+            self._group.propose(replace(self._stops.stop_request(), boundary=self._boundary))
         return self._group.held_stop() is not None
 
     def stop_if_due(self, within_s: float = 0.0) -> None:
@@ -110,12 +108,12 @@ class SnapshotHolder:
         while not (is_due := self.is_stop_due()) and time.monotonic() < until:
             time.sleep(_LOOK_S)
         if is_due:
-            asked = self._group.held_stop() or self._shutdown.asked()
-            self._shutdown.stop(asked, self.held.commit)
+            request = self._group.held_stop() or self._stops.stop_request()
+            self._shutdown.stop(request, self.held.commit)
 
     def stop_by(self, error: Exception, explains: Callable[[Exception], bool]) -> None:
         """Exit if an error in a function was caused by a stop; else return."""
-        is_known = self._is_stopping() or self._group.held_stop() is not None
+        is_known = self._stops.is_stopping or self._group.held_stop() is not None
         if self.held is not None and (is_known or explains(error)):
             messages.warn(
                 f"A run.every function raised {type(error).__name__} after a stop was requested:"

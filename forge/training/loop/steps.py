@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Generator, Iterable, Iterator
 from typing import Any
@@ -10,12 +9,10 @@ from typing import Any
 from forge import messages
 from forge.data.position import Position
 from forge.errors import ConfigError, ForgeError
-from forge.state import rng
 from forge.training import misuse
 from forge.training.boundary import Boundary
 from forge.training.loop import step_limit
 from forge.training.parts import Parts
-from forge.training.shutdown import ENDS
 
 NESTED = (
     "run.steps() was called inside a step of another run.steps. For a second source of batches use"
@@ -53,15 +50,14 @@ class Steps:
         self._boundary = boundary
         self._shutdown = parts.shutdown
         self._updater = parts.updater
-        self._metrics = parts.directory.metrics
         self._watchers = parts.watchers
         self._last: weakref.ref[Generator[Any, None, None]] | None = None
         self._repeated: tuple[Any, float, int] = (None, 0, 0)
         """The last loop's loader and `n`, and the number of loops in a row over that loader."""
 
-    def begin(self, n: float, loader: Iterable[Any] | None) -> Iterator[Any]:
+    def iterate(self, n: float, loader: Iterable[Any] | None) -> Iterator[Any]:
         """See `Run.steps`."""
-        if self._loops.place is not None:
+        if self._loops.epochs is not None:
             raise ForgeError(misuse.STEPS_AND_EPOCHS)
         self._look_for_epochs(n, loader)
         loop = self._loop(n, loader)
@@ -69,7 +65,7 @@ class Steps:
         self._last = weakref.ref(loop)
         return loop
 
-    def end(self) -> None:
+    def close(self) -> None:
         """End the loop after a break, if the script still references its iterator."""
         close(self._last)
 
@@ -99,19 +95,19 @@ class Steps:
         if loops.has_finished(n) or (is_over and not (loops.due and loops.is_resumed)):
             if loader is not None and saved is not None:
                 Position(loader).load_finished(saved)
-            loops.pass_over(n)
-            if loops.is_resumed and not loops.is_complete:
-                self._boundary.run_end.end_loop()
+            self._boundary.pass_over(n)
             return
         loops.fixed.begin_loop()
-        position = loops.open(loader) if loader is not None else None
+        position = loops.open_loader(loader) if loader is not None else None
         loops.positions[-1] = position
-        loops.planned = None if math.isinf(n) else int(n)
-        loops.is_complete = loops.is_between = False
-        loops.finished_by = loops.finished_by if is_over else ""
-        self._go_to(position, saved)
-        self._boundary.run_end.begin_loop()
-        self._boundary.begin()
+        loops.begin_loop(n)
+        if position is not None and saved is not None:
+            self.go_to(position, saved)
+        if loops.is_resumed:
+            # Only now, since creating an iterator draws a random number. A later loop keeps the
+            # random state that the code before it left.
+            loops.restore_random()
+        self._boundary.begin_loop()
         while not self._boundary.pass_through(position, loops.step if is_over else n):
             if position is not None and step_limit.is_pass_over(position.taken):
                 position.cut()
@@ -119,56 +115,34 @@ class Steps:
                 batch = position.next() if position is not None else None
                 yield from self.step(position, batch)
             except GeneratorExit:
-                loops.break_off()
-                self._metrics.begin(loops.step)
-                self._boundary.run_end.leave_loop()
-                loops.leave()
+                self._boundary.leave_loop()
                 raise
-        # Code after the loop, perhaps an evaluation, belongs to this boundary.
-        self._metrics.begin(loops.step)
-        self._updater.begin(loops.step)
-        loops.leave()
-
-    def _go_to(self, position: Position | None, saved: dict[str, Any] | None) -> None:
-        """Restore the position in the data and the random state, if they were loaded."""
-        if position is not None and saved is not None:
-            self.go_to(position, saved)
-        loaded = self._loops.loaded
-        if loaded is not None and self._loops.is_resumed:
-            # Only now, since creating an iterator draws a random number. A later loop keeps the
-            # random state that the code before it left.
-            rng.restore(loaded["rng"])
+        self._boundary.end_loop()
 
     def go_to(self, position: Position, state: dict[str, Any]) -> None:
         """Go to a saved position in the data; exits if the loader cannot go there."""
-        try:
+        with self._shutdown.giving_up():
             position.load(state)
-        except ENDS as error:
-            self._shutdown.give_up(error)
 
     def step(self, position: Position | None, batch: Any) -> Generator[Any, None, None]:
         """Yield one step; it counts when it ends."""
         loops = self._loops
         if position is not None:
-            name = "steps" if loops.place is None else "batches"
+            name = "steps" if loops.epochs is None else "batches"
             try:
                 position.check(f"the loader given to run.{name}")
             except ConfigError as error:
                 # Before the first step, not at the stop, which would lose all progress.
                 self._shutdown.give_up(error)
-        self._updater.begin(loops.step)
-        self._metrics.begin(loops.step)
-        for watcher in self._watchers:
-            watcher.on_step(batch)
-        loops.is_in_step, has_counted = True, True
+        for tell in self._watchers.on_batch:
+            tell(batch)
+        loops.begin_step()
+        has_counted = True
         try:
             yield (loops.step, batch) if position is not None else loops.step
         except GeneratorExit:  # break: the step counts if it changed anything
             has_counted = self._updater.has_updated
             raise
         finally:
-            loops.is_in_step = False
             self._updater.settle()
-            if has_counted:
-                loops.step += 1
-                loops.due = None
+            loops.end_step(loops.step + 1 if has_counted else None)

@@ -15,9 +15,9 @@ import os
 from typing import Any
 
 from forge.checkpoint.format.leaves import leaves
+from forge.group.watcher import Watcher
 from forge.state.variables import fingerprint, variables
-from forge.training.loop.loop_state import LoopState
-from forge.training.loop.watcher import Watcher
+from forge.training.loop.loop_progress import LoopProgress
 from forge.training.train_state import TrainState
 
 VARIABLE = "FORGE_TRACE"
@@ -36,18 +36,18 @@ class TraceRecorder(Watcher):
         train_state: The state that a checkpoint would contain.
     """
 
-    def __init__(self, name: str, loops: LoopState, train_state: TrainState) -> None:
+    def __init__(self, name: str, loops: LoopProgress, train_state: TrainState) -> None:
         self._name = name
         self._loops = loops
         self._train_state = train_state
         self._batch: list[Any] = []
         """The last batch."""
 
-    def on_step(self, batch: Any) -> None:
+    def on_batch(self, batch: Any) -> None:
         """Keep the batch with which a step begins."""
         self._batch = [batch]
 
-    def on_boundary(self) -> None:
+    def on_boundary(self, step: int) -> None:
         """Write a line, if this is one of the boundaries to trace."""
         loops = self._loops
         steps, file = os.environ[VARIABLE].split(" ", 1)
@@ -55,7 +55,7 @@ class TraceRecorder(Watcher):
             return
         _num_written[0] += 1
         state = {key: one for key, one in self._train_state.capture().items() if key != "metrics"}
-        epoch = [loops.place.epoch, loops.place.phase.name] if loops.place else []
+        epoch = [loops.epochs.epoch, loops.epochs.phase.name] if loops.epochs else []
         given = self._train_state.live.given.values()
         line = {
             "pid": os.getpid(),

@@ -66,6 +66,10 @@ class BadSteps:
         """
         return self.state.consecutive_nans >= self.max_consecutive
 
+    def restore(self, state: NaNState) -> None:
+        """Restore the counters from a checkpoint."""
+        self.state = state
+
     def reset(self) -> None:
         """Reset all counters."""
         self.state = NaNState()

@@ -17,7 +17,12 @@ import torch
 
 from forge import messages
 from forge.config.schema import NanAction, NanConfig
-from forge.group.collectives import finite_on_all_ranks, largest_of_ranks, place
+from forge.group.collectives import (
+    finite_on_all_ranks,
+    largest_of_ranks,
+    num_ranks,
+    rank_and_size,
+)
 from forge.training.decide import Halt, RollBack
 from forge.training.nan.bad_steps import BadSteps, NaNState
 from forge.training.nan.norms import clip, exact_norm, mean, non_finite, total_norm
@@ -99,9 +104,11 @@ class NanPolicy:
         # Ranks exchange whether gradients are good, too: after `no_sync`, a comm hook or a fault
         # of one device, gradients differ between ranks without an error.
         are_fine = finite_on_all_ranks(alarm)
+        is_known_fine = alarm.is_cpu and num_ranks() == 1 and are_fine()
         if clip_norm is not None and norm is not None:
-            clip(parameters, clip_norm, norm.nan_to_num(0.0, 0.0, 0.0))
-        if are_fine():
+            # Before the answer of a device or of other ranks: clip meanwhile, unless it is bad.
+            clip(parameters, clip_norm, norm if is_known_fine else norm.nan_to_num(0.0, 0.0, 0.0))
+        if is_known_fine or are_fine():
             return Checked(norm)
         return self._look(value.item(), norm, parameters, names, clip_norm)
 
@@ -128,7 +135,7 @@ class NanPolicy:
             )
         elif not is_finite and not culprits:
             own = _Badness.overflow
-        rank, size = place()
+        rank, size = rank_and_size()
         code, *found = largest_of_ranks([own.value * size + rank, bool(culprits), not culprits])
         worst, rank = divmod(code, size)
         if worst == _Badness.overflow.value and norm is not None:
@@ -193,7 +200,7 @@ class NanPolicy:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the counters from a checkpoint."""
-        self._bad_steps.state = NaNState(**state["detector"])
+        self._bad_steps.restore(NaNState(**state["detector"]))
         self.rollbacks = state["rollbacks"]
         self.lr_scale = state["lr_scale"]
         self._judged = None

@@ -26,9 +26,15 @@ def mean(loss: torch.Tensor | float) -> torch.Tensor:
     return loss.to(widest(loss.device)).mean()
 
 
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+"""Types that are no DTensor: to ask each tensor for an attribute that it lacks takes longer."""
+
+
 def whole(tensor: torch.Tensor) -> torch.Tensor:
     """The full tensor of a DTensor (a collective); any other tensor unchanged."""
-    full: torch.Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    if type(tensor) in _PLAIN or not hasattr(tensor, "full_tensor"):
+        return tensor
+    full: torch.Tensor = tensor.full_tensor()
     return full
 
 
@@ -36,7 +42,8 @@ def by_mesh(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
     """Group tensors that torch can combine: plain tensors, and the DTensors of each mesh."""
     found: dict[Any, list[torch.Tensor]] = {}
     for tensor in tensors:
-        found.setdefault(getattr(tensor, "device_mesh", None), []).append(tensor)
+        mesh = None if type(tensor) in _PLAIN else getattr(tensor, "device_mesh", None)
+        found.setdefault(mesh, []).append(tensor)
     return list(found.values())
 
 

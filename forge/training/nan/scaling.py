@@ -30,7 +30,7 @@ class Scaling:
         self._live = live
         self._open: dict[Any, _Open] = {}
 
-    def begin(self, scaler: Any, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    def begin_update(self, scaler: Any, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Call before the gradients of `optimizers` are unscaled.
 
         If an optimizer is updated again in the same step (a GAN's critic), the scale is updated
@@ -49,7 +49,7 @@ class Scaling:
             if gradient is not None:
                 gradient.mul_(factor)
 
-    def end(
+    def end_update(
         self,
         scaler: Any,
         optimizers: Sequence[torch.optim.Optimizer],

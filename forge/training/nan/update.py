@@ -11,6 +11,7 @@ from forge import messages
 from forge.checkpoint.format import shards
 from forge.compat import of_torch
 from forge.errors import ForgeError
+from forge.group.watcher import Watcher
 from forge.state.registry import StateRegistry
 from forge.training import misuse
 from forge.training.nan.nan_policy import Checked, NanPolicy
@@ -18,12 +19,27 @@ from forge.training.nan.norms import clip
 from forge.training.nan.scaling import Overflows, Scaling
 
 
-class Updater:
-    """Does the updates of a run."""
+class Updater(Watcher):
+    """Does the updates of a run.
 
-    def __init__(self, live: StateRegistry, nan: NanPolicy, *, is_enabled: bool) -> None:
+    Args:
+        live: The objects of the run.
+        nan: Judges the updates.
+        note: Writes an event into the ledger.
+        is_enabled: Whether to judge them; else every update is done.
+    """
+
+    def __init__(
+        self,
+        live: StateRegistry,
+        nan: NanPolicy,
+        note: Callable[..., None] = lambda kind, **values: None,
+        *,
+        is_enabled: bool = True,
+    ) -> None:
         self._live = live
         self._nan = nan
+        self._note = note
         self._is_enabled = is_enabled
         self._scaling = Scaling(live)
         self.overflows = Overflows()
@@ -39,17 +55,26 @@ class Updater:
         """Whether an update of this iteration had gradients."""
         self._is_told = False
         """Whether an update without gradients was logged."""
-        self.note: Callable[..., None] = lambda kind, **values: None
-        """Writes an event into the ledger."""
 
-    def begin(self, step: int) -> None:
+    def on_step(self, step: int) -> None:
         """Begin a new iteration."""
         self._step = step
         self.has_updated = self._has_gradients = False
 
+    on_loop_end = on_step
+
     def settle(self) -> None:
         """Finish pending scale updates of this iteration, before its state is saved."""
         self._scaling.settle()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Counters, for a checkpoint."""
+        return {"nan": self._nan.state_dict(), "overflows": self.overflows.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the counters from a checkpoint."""
+        self._nan.load_state_dict(state["nan"])
+        self.overflows.load_state_dict(state["overflows"])
 
     def update(
         self,
@@ -66,7 +91,7 @@ class Updater:
         if scaler is not None and not scaler.is_enabled():
             scaler = None
         if scaler is not None:
-            self._scaling.begin(scaler, optimizers)
+            self._scaling.begin_update(scaler, optimizers)
             for one in optimizers:
                 scaler.unscale_(one)
         parameters = _with_gradients(optimizers)
@@ -85,7 +110,7 @@ class Updater:
                 one.step() if scaler is None else scaler.step(one)
         if scaler is not None:
             # Also after a skipped update: lowers the scale, and allows unscale_ to be called again.
-            self._scaling.end(scaler, optimizers, schedules if may_update else ())
+            self._scaling.end_update(scaler, optimizers, schedules if may_update else ())
         elif may_update:
             for schedule in schedules:
                 schedule.step()
@@ -116,7 +141,7 @@ class Updater:
         if against:
             return False, f"{problem}, though {against}"
         self.overflows.total += 1
-        self.note("overflow", step=self._step, scale=scale, total=self.overflows.total)
+        self._note("overflow", step=self._step, scale=scale, total=self.overflows.total)
         if warning := self.overflows.warning(key):
             messages.warn(f"Step {self._step}: {warning}")
         return True, problem
@@ -124,7 +149,7 @@ class Updater:
     def _judge(self, problem: str) -> bool:
         may_update, message = self._nan.judge(self._step, problem)
         if problem:
-            self.note("nan", step=self._step, problem=problem, total=self._nan.total)
+            self._note("nan", step=self._step, problem=problem, total=self._nan.total)
         if message:
             messages.warn(message)
         return may_update
@@ -203,7 +228,7 @@ class Updater:
             raise ForgeError("run.update(optimizer=[]): expected at least one optimizer.")
         named = [("optimizer", one) for one in optimizers] + [("schedule", s) for s in schedules]
         for name, one in [*named, *([("scaler", scaler)] if scaler is not None else [])]:
-            if not self._live.holds(one):
+            if not self._live.has(one):
                 raise ForgeError(
                     f"run.update({name}=…): this {type(one).__name__} was not given to forge.Run,"
                     f" so its state would be lost at every stop. Write"

@@ -14,8 +14,9 @@ import torch
 
 from forge import messages
 from forge.checkpoint import Checkpoint, Store
-from forge.checkpoint.load.in_place import Offers
-from forge.checkpoint.load.reading import Place
+from forge.checkpoint.format.manifest import Origin
+from forge.checkpoint.load.outline import Offers
+from forge.checkpoint.load.reading import Offer
 from forge.config.rules import directory_problem
 from forge.config.schema import NanAction, Policy
 from forge.errors import ConfigError, ExitCode, Reason
@@ -29,6 +30,7 @@ from forge.jobdir.verdict import Verdict
 from forge.shutdown import stopping
 from forge.state import run_values
 from forge.state.registry import StateRegistry
+from forge.training.interval import Interval
 from forge.training.metrics import Metrics
 from forge.training.nan.nan_policy import NanPolicy
 from forge.training.saver import Saver
@@ -76,18 +78,16 @@ class AttemptIO:
             checkpoint_dir,
             policy.checkpoint,
             keep_back_steps=policy.nan.rollback.steps_back if can_roll_back else None,
-            keep_back_every=self._every,
             ranks=ranks,
             personal=resizing.PERSONAL,
         )
         self.ledger = Ledger(job, checkpoint_dir)
         claimed.note(job)
-        self.store.attempt = self.ledger.attempt
-        self.saver = Saver(
-            self.store, policy.checkpoint, self.ledger, nan, is_alone=ranks.size == 1
-        )
         self.metrics = Metrics(self.ledger)
-        self.store.logged = self.metrics.latest
+        self._job_id = ""
+        """The id of `job.json`, once the attempt has begun."""
+        origin, summary = self._origin, self.metrics.summary
+        self.saver = Saver(self.store, policy.checkpoint, self.ledger, nan, origin, summary)
         verdict.clear(job, checkpoint_dir, began)
         self.command = job_dir.resume_command(job)
         """The command that resumes this job by hand."""
@@ -109,7 +109,7 @@ class AttemptIO:
 
         If there is none, the objects are loaded from `checkpoint.init_from`.
         """
-        found = self.store.newest(place=_places(live))
+        found = self.store.newest(offer=_targets(live))
         for reason in self.store.passed_over:
             messages.warn(f"Skipped {reason}")
         if found is not None:
@@ -144,12 +144,24 @@ class AttemptIO:
 
     def begun_with(self, live: StateRegistry) -> Checkpoint:
         """Read again the checkpoint that `newest` returned."""
-        found = self.store.read(self._newest, _places(live))
+        found = self.store.read(self._newest, _targets(live))
         resizing.adapt(found, self._ranks)
         return found
 
-    def begin(self, step: int, resumed_from: str | None, *, is_complete: bool) -> None:
+    def _origin(self) -> Origin:
+        return Origin(self.ledger.attempt, self._job_id, self.metrics.latest())
+
+    def record_start(
+        self,
+        step: int,
+        resumed_from: str | None,
+        job_id: str,
+        interval: Interval,
+        *,
+        is_complete: bool,
+    ) -> None:
         """Record and log the start of this attempt."""
+        self._job_id = job_id
         self.ledger.write(
             "start",
             step=step,
@@ -160,12 +172,14 @@ class AttemptIO:
             host=socket.gethostname(),
             torch=torch.__version__,
             stop_s=self._stop_s,
+            interval=interval._asdict(),
+            summary=self.metrics.summary(),
         )
         self.ledger.progress(step)
-        self.saver.begin(step if resumed_from else None)
+        self.saver.count_from(step if resumed_from else None)
         if resumed_from:
             self.saver.tidy()  # a stop leaves old checkpoints for the next attempt to remove
-        self.metrics.begin(step)
+        self.metrics.on_step(step)
         if not self._is_first:
             return
         begins = f"resumes at step {step}" if resumed_from else "starts at step 0"
@@ -174,8 +188,8 @@ class AttemptIO:
                 f"{self._training} already finished at step {step}: nothing is left to train"
             )
             return
-        place = messages.escape(str(self.checkpoint_dir))
-        messages.say(f"{self._training} {begins}; checkpoints in {place}")
+        directory = messages.escape(str(self.checkpoint_dir))
+        messages.say(f"{self._training} {begins}; checkpoints in {directory}")
         if is_complete:
             messages.warn(
                 f"This job already finished at step {step}. It trains further only if the loop's"
@@ -189,9 +203,9 @@ class AttemptIO:
 
         Preferably a checkpoint that an uninterrupted run has too: not one saved by a stop.
         """
-        every, place = self._every, _places(live)
+        every, targets = self._every, _targets(live)
         newest = self.store.newest
-        found = newest(at_most, every, place) or newest(at_most, place=place)
+        found = newest(at_most, every, targets) or newest(at_most, offer=targets)
         for reason in self.store.passed_over:
             messages.warn(f"Skipped {reason}")
         if found is not None:
@@ -216,7 +230,7 @@ class AttemptIO:
             )
         return f"{self.checkpoint_dir} cannot be read"
 
-    def end(
+    def record_end(
         self, kind: str, reason: Reason, text: str, step: int, code: int, level: int, **details: Any
     ) -> None:
         """Record and log the reason of this attempt's end."""
@@ -229,7 +243,7 @@ class AttemptIO:
         if self._is_first or level >= logging.ERROR:
             messages.say(text, level)
 
-    def finish(self, step: int, because: str = "") -> None:
+    def record_finish(self, step: int, because: str = "") -> None:
         """Record and log that training is finished; `because` is the argument of `run.finish`."""
         self.ledger.write("finish", step=step, text=because)
         text = f"finished: {because}" if because else "finished"
@@ -238,7 +252,7 @@ class AttemptIO:
             return
         messages.say(f"{self._training} finished at step {step}{because and f': {because}'}")
 
-    def fail(self, error: str, step: int) -> None:
+    def record_error(self, error: str, step: int) -> None:
         """Record and log that the user's code raised an exception."""
         with contextlib.suppress(RuntimeError):  # values on a failed device cannot be read
             self.metrics.flush()
@@ -265,8 +279,8 @@ class AttemptIO:
         return f" {why} same command starts at step 0."
 
     def _judge(self, reason: Reason, text: str, step: int, code: int) -> None:
-        place = str(self.checkpoint_dir)
-        verdict.write(self.job, Verdict(reason, text, int(code), step, place))
+        checkpoints = str(self.checkpoint_dir)
+        verdict.write(self.job, Verdict(reason, text, int(code), step, checkpoints))
 
     def release(self) -> None:
         """Wait for the save in progress, and release everything."""
@@ -286,11 +300,11 @@ def check_directory(policy: Policy, checkpoint_dir: Path) -> None:
         raise ConfigError([f"{key} ({checkpoint_dir}): {problem}"])
 
 
-def _places(live: StateRegistry) -> Place:
+def _targets(live: StateRegistry) -> Offer:
     """The target of a checkpoint's tensors; refuses a checkpoint that cannot be loaded."""
 
-    def place(state: dict[str, Any]) -> Offers:
+    def targets(state: dict[str, Any]) -> Offers:
         run_values.check(state)
         return live.in_place_targets(state["live"])
 
-    return place
+    return targets

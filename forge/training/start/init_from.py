@@ -199,7 +199,7 @@ def _put(found: _Found, live: StateRegistry) -> None:
 def _sharded(value: Any, likes: Mapping[int, torch.Tensor]) -> Any:
     """`value`, with each tensor of a sharded target cut to this rank's shard."""
     if id(value) in likes:
-        return shards.part_of(value, likes[id(value)])
+        return shards.sharded_like(value, likes[id(value)])
     if isinstance(value, dict):
         found = copy.copy(value)  # with the attributes of a module's state_dict
         found.update((key, _sharded(one, likes)) for key, one in value.items())

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from forge import messages
-from forge.checkpoint.format.names import FINAL, LATEST
+from forge.checkpoint.format.manifest import FINAL, LATEST
 from forge.config import loading
 from forge.config.schema import CodeChange, Policy, Resume
 from forge.errors import ConfigError, Exit, ForgeError, unwritable

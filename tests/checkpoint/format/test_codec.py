@@ -65,7 +65,7 @@ def bits(tensor):
 @pytest.fixture
 def round_trip(store):
     def through_disk(state):
-        store.commit(store.snapshot(1, {"state": state}, is_complete=False, copy=False))
+        store.commit(store.snapshot(1, {"state": state}, copy=False))
         return store.newest().state["state"]
 
     return through_disk
@@ -292,7 +292,7 @@ def test_safetensors_reads_the_tensor_file(store):
         "i": torch.arange(5),
         "e": torch.empty(0, 2),
     }
-    path = store.commit(store.snapshot(1, state, is_complete=False, copy=False))
+    path = store.commit(store.snapshot(1, state, copy=False))
     (file,) = path.glob("*.safetensors")
     found = safetensors.torch.load_file(file)
     assert found.keys() == state.keys()
@@ -305,7 +305,7 @@ def test_a_copied_snapshot_does_not_follow_training(store):
     weights, z = torch.zeros(3), torch.ones(2, dtype=torch.complex64)
     array, numbers = numpy.zeros(2), [1]
     state = {"w": weights, "t": torch.zeros(2, 2).t(), "z": z.conj(), "array": array, "n": numbers}
-    snapshot = store.snapshot(1, state, is_complete=False, copy=True)
+    snapshot = store.snapshot(1, state, copy=True)
     weights += 1
     z *= 1j
     array += 1

@@ -36,7 +36,7 @@ def bits(tensor):
 def round_trip(store):
     def through_disk(state):
         store.check_savable({"state": state})
-        store.commit(store.snapshot(1, {"state": state}, is_complete=False, copy=False))
+        store.commit(store.snapshot(1, {"state": state}, copy=False))
         return store.newest().state["state"]
 
     return through_disk
@@ -121,7 +121,7 @@ def test_where_new_tensors_are_made_by_default_makes_no_difference(copy, store):
     }
     with torch.device("meta"):
         store.check_savable(state)
-        store.commit(store.snapshot(1, state, is_complete=False, copy=copy))
+        store.commit(store.snapshot(1, state, copy=copy))
         found = store.newest().state
     assert not list(differences(found, state))
     assert {one.device.type for one in found.values() if torch.is_tensor(one)} == {"cpu"}

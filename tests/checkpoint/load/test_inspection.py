@@ -4,8 +4,6 @@ import itertools
 import os
 import re
 import shutil
-import subprocess
-import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -52,6 +50,16 @@ def test_a_checkpoint_or_the_newest_of_a_directory_is_loaded(where, step, traine
     assert found.manifest.step == step
     assert found.state["names"] == state_of(step)["names"]
     assert torch.equal(found.state["weights"], state_of(step)["weights"])
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="needs /proc")
+def test_a_loaded_checkpoint_keeps_no_file_open(trained):
+    """A script can load the checkpoints of a thousand jobs, on NFS too, where open files stay."""
+    found = forge.load(trained)
+    descriptors = [Path("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
+    names = [os.path.basename(os.readlink(one)) for one in descriptors if one.is_symlink()]
+    assert not {STATE, TENSORS} & {*names}
+    assert found.manifest.files.keys() == {STATE, TENSORS}
 
 
 def test_a_copy_of_another_name_is_loaded(trained, tmp_path):
@@ -235,13 +243,7 @@ def run_snippet(folder):
         "try: import forge\n"
         "except ImportError: print('no forge')\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", check + snippet()],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = completed(["-c", check + snippet()], folder, joins_output=False)
     return done.returncode, done.stdout.splitlines(), done.stderr
 
 

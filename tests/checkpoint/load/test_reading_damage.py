@@ -102,7 +102,7 @@ def test_a_header_of_nonsense_is_damage(small_chunks, store):
         resign(path)
         before = content(live)
         try:
-            store.read(path.parent, place=lambda state: live.in_place_targets(state["live"]))
+            store.read(path.parent, offer=lambda state: live.in_place_targets(state["live"]))
         except (DamagedCheckpoint, StateMismatch):
             num_damaged += 1
         assert content(live) == before

@@ -15,9 +15,9 @@ from placed import adam, aliases, bits, content, newest, pair, resume, save, ten
 from stores import TENSORS
 from torch import nn
 
+from forge.checkpoint import host_memory
 from forge.checkpoint.format.checksums import entry_of
-from forge.checkpoint.io import copying
-from forge.checkpoint.load import file_reading, tensor_reading
+from forge.checkpoint.load import checked_file
 from forge.config.schema import Verify
 from forge.errors import DamagedCheckpoint, StateMismatch
 from forge.state.registry import StateRegistry
@@ -80,11 +80,11 @@ def test_large_tensors_of_odd_sizes_are_read_right_and_can_grow(store):
     memory = torch.randint(256, (5 << 20,), dtype=torch.uint8)
     sizes = [3, (2 << 20) + 77, 70_001, 3, (1 << 20) + 1]
     live = {f"{n}": memory[7 * n :][:size].clone() for n, size in enumerate(sizes)}
-    store.commit(store.snapshot(1, live, is_complete=False, copy=True))
+    store.commit(store.snapshot(1, live, copy=True))
     targets = {
         name: torch.zeros_like(memory)[n : n + len(live[name])] for n, name in enumerate("013")
     }
-    found = store.newest(place=lambda state: [(state[name], targets[name]) for name in targets])
+    found = store.newest(offer=lambda state: [(state[name], targets[name]) for name in targets])
     found.fill()
     for name, value in live.items():
         assert torch.equal(found.state[name], value)
@@ -327,7 +327,7 @@ def test_a_device_gets_its_bytes_through_a_buffer(small_chunks, store, monkeypat
     live = StateRegistry({"m": nn.ParameterList([torch.rand(5000), torch.rand(7, 3)])})
     path = save(store, live) / TENSORS
     entry = entry_of(path.read_bytes())
-    file = tensor_reading.TensorFile(file_reading.CheckedFile(path, entry))
+    file = checked_file.TensorsFile(path, entry)
     targets = {name: torch.zeros(one.shape) for name, one in file.entries.items()}
     copied = []
 
@@ -336,15 +336,15 @@ def test_a_device_gets_its_bytes_through_a_buffer(small_chunks, store, monkeypat
         copied.append(len(source))
         target.copy_(source)
 
-    monkeypatch.setattr(file_reading, "copy_bytes", copy_bytes)
-    parts = {file.entries[name].begin: copying.flat(one) for name, one in targets.items()}
-    file.read_parts([file_reading.Target(*part) for part in parts.items()], is_whole=False)
-    assert max(copied) <= file_reading._STEP < 5000 * 4
+    monkeypatch.setattr(checked_file, "copy_bytes", copy_bytes)
+    memory = {file.entries[name].begin: host_memory.flat(one) for name, one in targets.items()}
+    file.read([checked_file.Target(*one) for one in memory.items()])
+    assert max(copied) <= checked_file._READ < 5000 * 4
     saved = live.capture()["states"]["m"]
     assert [bits(targets[f"live.states.m.{key}"]) for key in "01"] == [
         bits(saved[key]) for key in "01"
     ]
-    file.file.close()
+    file.close()
 
 
 @pytest.mark.gpu
@@ -371,20 +371,20 @@ def test_gaps_between_pieces_are_checksummed_as_well(small_chunks, tmp_path):
     path = tmp_path / "file"
     path.write_bytes(os.urandom(20_000))
     entry = entry_of(path.read_bytes())
-    file = file_reading.CheckedFile(path, entry)
+    file = checked_file.CheckedFile(path, entry)
     places = [(0, 3), (3, 4), (100, 700), (4090, 4100), (8192, 16384), (19_999, 20_000)]
     memory = [bytearray(end - begin) for begin, end in places]
     pieces = [
-        file_reading.Target(begin, torch.frombuffer(one, dtype=torch.uint8))
+        checked_file.Target(begin, torch.frombuffer(one, dtype=torch.uint8))
         for (begin, _), one in zip(places, memory, strict=True)
     ]
-    file.read(pieces, is_whole=True)
+    file.read(pieces)
     assert memory == [path.read_bytes()[begin:end] for begin, end in places]
     changed = bytearray(path.read_bytes())
     changed[50] ^= 1
     path.write_bytes(changed)
     with pytest.raises(DamagedCheckpoint, match="for the 4096 bytes at offset 0,"):
-        file.read(pieces, is_whole=True)
+        file.read(pieces)
     file.close()
 
 
@@ -413,12 +413,12 @@ if way == "save":
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
     optimizer.zero_grad()
-    store.commit(store.snapshot(1, {"live": live.capture()}, is_complete=False, copy=False))
+    store.commit(store.snapshot(1, {"live": live.capture()}, copy=False))
     torch.save([model.state_dict(), optimizer.state_dict()], directory + ".pt")
     sys.exit()
 before = peak()
 if way == "forge":
-    found = store.newest(place=lambda state: live.in_place_targets(state["live"]))
+    found = store.newest(offer=lambda state: live.in_place_targets(state["live"]))
     live.load(found.state["live"], found.fill())
 else:
     for one, state in zip((model, optimizer), torch.load(directory + ".pt"), strict=True):

@@ -131,7 +131,7 @@ def test_what_was_replaced_under_a_reader_does_not_come_back_after_a_rollback(
     """Its place is empty then, as after a kill between the two renames of a replacement."""
     commit(store, 1)
     reader = read_elsewhere(commit(store, 2))
-    commit(store, 2, is_complete=True)
+    commit(store, 2)
     store.wait()
     assert hidden(store) == ["discarded_step_2-000001"]
     store.discard_after(1)
@@ -248,7 +248,7 @@ def test_a_stop_waits_for_it_only_so_long_and_the_next_attempt_removes_the_rest(
         commit(store, step)
     store.retain()
     store.close()
-    thread = store._remover._thread
+    thread = store._workspace.remover._thread
     assert thread.is_alive()
     assert len(hidden(store)) == 2
     slow_disk.set()

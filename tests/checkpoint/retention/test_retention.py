@@ -26,8 +26,7 @@ def steps(store):
 def save(store, commit, step, **logged):
     """A save, as a run does it; `logged` has (step, value), or the value logged just before."""
     as_logged = {k: v if isinstance(v, tuple) else (step - 1, v) for k, v in logged.items()}
-    store.logged = lambda: as_logged
-    commit(store, step)
+    commit(store, step, as_logged)
     return store.retain()
 
 
@@ -184,7 +183,7 @@ def test_a_pin_that_is_set_while_one_is_being_removed_saves_it(open_store, commi
 
     def late(source, target):
         if os.path.basename(source) == "step_1":
-            pins.place(store.directory / "step_1")
+            pins.add(store.directory / "step_1")
         rename(source, target)
 
     monkeypatch.setattr(os, "rename", late)
@@ -196,14 +195,14 @@ def test_a_pin_that_is_set_while_one_is_being_removed_saves_it(open_store, commi
 def test_a_pin_that_comes_too_late_is_an_error(store, commit, monkeypatch):
     """Whoever pinned it would look for it later."""
     path = commit(store, 1)
-    place = pins.place
+    add = pins.add
 
     def late(path):
         with store._workspace.entered() as work:
-            assert store._remover.take(path, work)
-        place(path)
+            assert store._workspace.remover.take(path, work)
+        add(path)
 
-    monkeypatch.setattr(pins, "place", late)
+    monkeypatch.setattr(pins, "add", late)
     with pytest.raises(pins.CheckpointError, match="removed the checkpoint just now"):
         pins.pin(path)
     assert not pins.is_pinned(path)
@@ -215,8 +214,8 @@ def test_a_kill_before_a_pinned_one_is_put_back_loses_nothing(open_store, commit
     for step in (1, 2):
         path = commit(store, step)
         with store._workspace.entered() as work:
-            path.rename(store._remover.aside(path, work))
-    pins.place(store.directory / "step_1")
+            path.rename(store._workspace.remover.aside(path, work))
+    pins.add(store.directory / "step_1")
     commit(store, 3)
     store.close()
     assert {path.name for path in work.iterdir()} == {f"removed_step_{n}-00000{n}" for n in (1, 2)}
@@ -232,8 +231,8 @@ def test_what_is_half_deleted_is_not_put_back(open_store, commit):
     path = commit(store, 1)
     (path / TENSORS).unlink()
     with store._workspace.entered() as work:
-        path.rename(store._remover.aside(path, work))
-    pins.place(path)
+        path.rename(store._workspace.remover.aside(path, work))
+    pins.add(path)
     store.close()
     store = open_store()
     assert steps(store) == []
@@ -244,11 +243,11 @@ def test_a_rollback_keeps_a_pinned_one_under_another_name(store, commit, caplog)
     """It must not be resumed from, and the new time line needs its name; but it is not ours."""
     for step in (1, 2, 3):
         commit(store, step)
-        pins.place(store.directory / f"step_{step}")
+        pins.add(store.directory / f"step_{step}")
     store.discard_after(2)
     commit(store, 3)
     store.discard_after(2)
-    pins.place(commit(store, 3))
+    pins.add(commit(store, 3))
     store.discard_after(2)
     kept = sorted(store.directory.glob("rolled_back_*"))
     assert kept[0].name == "rolled_back_step_3"

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from forge.checkpoint import Store
-from forge.checkpoint.format.names import files_of
+from forge.checkpoint.format import manifest
+from forge.checkpoint.format.manifest import files_of
 from forge.checkpoint.load import reading
-from forge.checkpoint.save import distributed_save, staging
-from forge.checkpoint.save.staging_pool import Snapshot
+from forge.checkpoint.save import distributed_save, writing
+from forge.checkpoint.save.snapshot import Snapshot
 from forge.config.schema import CheckpointConfig, NanConfig
 from forge.errors import CheckpointError, RankFailed
 from forge.jobdir.ledger import Ledger
@@ -78,7 +79,7 @@ def save(stores, step):
 
     def one(rank):
         state = state_of(rank, step)
-        snapshot = stores[rank].snapshot(step, state, is_complete=False, copy=rank == 1)
+        snapshot = stores[rank].snapshot(step, state, copy=rank == 1)
         return stores[rank].commit(snapshot).name
 
     return on_all(one)
@@ -96,22 +97,55 @@ def test_each_rank_reads_what_it_has_saved(stores):
         assert found.state["rank"] == rank
 
 
+def test_a_checkpoint_needs_the_files_of_all_ranks(stores):
+    """The manifest lists them all, also for a rank that reads only some of them."""
+    save(stores, 1)
+    path = stores[0].directory / "step_1"
+    described = manifest.read(path)
+    assert described.world_size == SIZE
+    assert described.files.keys() == {name for rank in range(SIZE) for name in files_of(rank)}
+    (path / files_of(2)[1]).unlink()
+    for error in on_all(lambda rank: stores[rank].newest()):
+        assert "tensors_rank00002.safetensors is missing" in str(error)
+
+
+def test_ranks_at_different_steps_save_nothing(stores):
+    """Without this check a mixed checkpoint would look complete."""
+
+    def one(rank):
+        store = stores[rank]
+        store.commit(store.snapshot(1 + (rank == 2), state_of(rank), copy=False))
+
+    errors = on_all(one)
+    assert {str(error).removeprefix("rank 2: CheckpointError: ") for error in errors} == {
+        "rank 2 saves step_2, but rank 0 step_1"
+    }
+    assert not list(stores[0].directory.glob("step_*"))
+
+
+def test_a_rank_of_an_older_attempt_has_nowhere_to_write(stores):
+    """A newer claim has renamed the directory in which the old rank would write."""
+    snapshot = stores[1].snapshot(1, state_of(1), copy=False)
+    with pytest.raises(FileNotFoundError):
+        writing.write_state(stores[0].directory / ".work_taken/step_1", snapshot, rank=1)
+
+
 def test_rank_0_writes_beside_the_digests(stores, monkeypatch):
     """The digests take as long as the write, so rank 0 writes its file in the meantime."""
     is_written = threading.Event()
-    stage, digests = staging.stage, Snapshot.digests
+    write, digests = writing.write_state, Snapshot.digests
 
-    def staged(folder, snapshot, rank=0, *shared):
-        part = stage(folder, snapshot, rank, *shared)
+    def written(folder, snapshot, rank=0, *shared):
+        files = write(folder, snapshot, rank, *shared)
         if rank == 0:
             is_written.set()
-        return part
+        return files
 
     def digested(snapshot):
         assert is_written.wait(60), "nothing is written before the digests are there"
         return digests(snapshot)
 
-    monkeypatch.setattr(distributed_save, "stage", staged)
+    monkeypatch.setattr(distributed_save, "write_state", written)
     monkeypatch.setattr(Snapshot, "digests", digested)
     assert save(stores, 1) == ["step_1"] * SIZE
 
@@ -119,16 +153,13 @@ def test_rank_0_writes_beside_the_digests(stores, monkeypatch):
 def test_nothing_is_written_or_compared_before_all_have_their_copy(stores, monkeypatch):
     """Both would take cores and memory from ranks whose training still waits for the copy."""
     began = []
-    monkeypatch.setattr(distributed_save, "stage", lambda *_: began.append("stage"))
+    monkeypatch.setattr(distributed_save, "write_state", lambda *_: began.append("write"))
     monkeypatch.setattr(Snapshot, "digests", lambda _: began.append("digests"))
-
-    def fail():
-        raise ValueError("a bug")
 
     def one(rank):
         if rank == 2:
-            stores[2].on_all(distributed_save.START, fail)
-        snapshot = stores[rank].snapshot(1, state_of(rank), is_complete=False, copy=True)
+            stores[2].fail_save(ValueError("a bug"))
+        snapshot = stores[rank].snapshot(1, state_of(rank), copy=True)
         stores[rank].commit(snapshot)
 
     errors = on_all(one)
@@ -139,11 +170,11 @@ def test_nothing_is_written_or_compared_before_all_have_their_copy(stores, monke
 def test_a_rank_that_fails_while_rank_0_writes_leaves_nothing_behind(stores, monkeypatch):
     """A file that is still being written would reappear after its folder was removed."""
     has_failed = threading.Event()
-    stage = staging.stage
+    write = writing.write_state
 
-    def staged(folder, snapshot, rank=0, *shared):
+    def written(folder, snapshot, rank=0, *shared):
         assert has_failed.wait(60)
-        return stage(folder, snapshot, rank, *shared)
+        return write(folder, snapshot, rank, *shared)
 
     def digested(snapshot):
         if snapshot.tree["rank"] == 1:
@@ -151,7 +182,7 @@ def test_a_rank_that_fails_while_rank_0_writes_leaves_nothing_behind(stores, mon
             raise ValueError("a bug")
         return {}
 
-    monkeypatch.setattr(distributed_save, "stage", staged)
+    monkeypatch.setattr(distributed_save, "write_state", written)
     monkeypatch.setattr(Snapshot, "digests", digested)
     errors = save(stores, 1)
     assert [type(error) for error in errors] == [RankFailed, ValueError, RankFailed]
@@ -165,8 +196,7 @@ def test_what_is_there_is_left_on_all_ranks(stores):
     before = (stores[0].directory / "step_1").stat().st_ino
 
     def again(rank):
-        snapshot = stores[rank].snapshot(1, state_of(rank), is_complete=False, copy=True)
-        snapshot.replaces = False
+        snapshot = stores[rank].snapshot(1, state_of(rank), copy=True, replaces=False)
         return stores[rank].commit(snapshot)
 
     assert on_all(again) == [None] * SIZE
@@ -179,7 +209,7 @@ def savers(stores, tmp_path):
     config = CheckpointConfig(async_save=True)
     ledgers = [Ledger(tmp_path / f"ledger_{rank}") for rank in range(SIZE)]
     yield [
-        Saver(store, config, ledger, NanPolicy(NanConfig()), is_alone=False)
+        Saver(store, config, ledger, NanPolicy(NanConfig()))
         for store, ledger in zip(stores, ledgers, strict=True)
     ]
     for ledger in ledgers:
@@ -217,7 +247,7 @@ def test_equal_bytes_of_another_dtype_are_another_tensor(stores):
 
     def one(rank):
         state = {"value": torch.zeros(5, dtype=dtypes[rank])}
-        stores[rank].commit(stores[rank].snapshot(1, state, is_complete=False, copy=False))
+        stores[rank].commit(stores[rank].snapshot(1, state, copy=False))
 
     on_all(one)
     found = on_all(lambda rank: stores[rank].newest())
@@ -228,15 +258,15 @@ def test_equal_bytes_of_another_dtype_are_another_tensor(stores):
 def test_a_disk_that_fails_on_one_rank_fails_the_save_of_all(broken, stores, monkeypatch):
     """The ranks keep the previous checkpoint, and the next save succeeds."""
     save(stores, 1)
-    write = staging.write_file
+    write = writing.write_file
     name = files_of(broken)[1]
 
-    def failing(path, size, readers):
+    def failing(path, file):
         if path.name == name:
             raise OSError(28, "No space left on device")
-        return write(path, size, readers)
+        return write(path, file)
 
-    monkeypatch.setattr(staging, "write_file", failing)
+    monkeypatch.setattr(writing, "write_file", failing)
     errors = save(stores, 2)
     assert [type(one) for one in errors] == [OSError] * SIZE
     assert {one.errno for one in errors} == {28}

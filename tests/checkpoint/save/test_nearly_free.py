@@ -12,13 +12,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from forge.checkpoint import host_memory
 from forge.checkpoint.format import checksums
 from forge.checkpoint.format.tensorfile import Layout
-from forge.checkpoint.io import host_buffer, output
-from forge.checkpoint.io.host_buffer import PAGE, HostBuffer
-from forge.checkpoint.io.output import write_file
-from forge.checkpoint.save import staged_file, staging_pool
-from forge.checkpoint.save.staged_file import StagedFile, StreamedFile, room_for
+from forge.checkpoint.host_memory import PAGE, HostBuffer
+from forge.checkpoint.save import snapshot as snapshots
+from forge.checkpoint.save import staged_file, writing
+from forge.checkpoint.save.staged_file import StagedFile, room_for, views_of
+from forge.checkpoint.save.writing import write_file
 
 CHUNK = 2 * PAGE
 
@@ -26,7 +27,7 @@ CHUNK = 2 * PAGE
 @pytest.fixture
 def small_chunks(monkeypatch):
     """Get many chunks out of few bytes."""
-    for module in (checksums, staged_file, output):
+    for module in (checksums, staged_file, writing):
         monkeypatch.setattr(module, "CHUNK", CHUNK)
 
 
@@ -51,16 +52,25 @@ def odd_tensors(num_bytes):
     }
 
 
-def written(path, content, layout):
-    with content.readers() as readers:
-        entry = write_file(path, layout.size, readers)
+def written(path, file):
+    entry = write_file(path, file)
     return path.read_bytes(), entry
 
 
-def image_of(tensors, layout):
-    made = StagedFile(layout, tensors, HostBuffer(room_for(layout.size)))
-    made.fill(tensors)
-    return made
+def copied(tensors):
+    """The file of these tensors, copied to a buffer."""
+    layout = Layout(tensors)
+    file = StagedFile(layout, tensors)
+    buffer = HostBuffer(room_for(layout.size))
+    file.copy_to(buffer, views_of(buffer, layout, tensors))
+    return file
+
+
+def content_of(file):
+    """All bytes of a copied file, as they are in its buffer."""
+    read = file.readers()[0]
+    chunks = [bytes(read(number)) for number in range(checksums.num_chunks(file.layout.size))]
+    return b"".join(chunks)[: file.layout.size]
 
 
 # -- the file --------------------------------------------------------------------------------------
@@ -69,11 +79,9 @@ def image_of(tensors, layout):
 def test_memory_of_another_device_is_not_read_as_the_host_s(monkeypatch):
     """Addresses on MPS or XPU are no host addresses, so torch has to copy; for meta it raises."""
     tensors = {"large": torch.empty(20 << 20, dtype=torch.uint8, device="meta")}
-    layout = Layout(tensors)
-    made = StagedFile(layout, tensors, HostBuffer(room_for(layout.size)))
     monkeypatch.setattr(staged_file, "_move_all", lambda moves: pytest.fail("memory was read"))
     with pytest.raises(NotImplementedError, match="no data"):
-        made.fill(tensors)
+        copied(tensors)
 
 
 @pytest.mark.parametrize("num_bytes", [0, 1, CHUNK - 1, 3 * CHUNK, 7 * CHUNK + 5])
@@ -83,12 +91,12 @@ def test_image_and_stream_write_the_same_file_and_safetensors_reads_it(
     """The file must have the same bytes whether training waits for the save or not."""
     tensors = odd_tensors(num_bytes)
     layout = Layout(tensors)
-    copied, entry = written(tmp_path / "image", image_of(tensors, layout), layout)
-    streamed, same_entry = written(tmp_path / "stream", StreamedFile(layout, tensors, []), layout)
-    assert copied == streamed
+    content, entry = written(tmp_path / "image", copied(tensors))
+    streamed, same_entry = written(tmp_path / "stream", StagedFile(layout, tensors))
+    assert content == streamed
     assert entry == same_entry
-    assert entry["size"] == len(copied) == layout.size
-    assert checksums.entry_of(copied) == entry
+    assert entry["size"] == len(content) == layout.size
+    assert checksums.entry_of(content) == entry
     loaded = load_file(tmp_path / "image")
     for name, tensor in tensors.items():
         expected = tensor.detach().resolve_conj().resolve_neg().contiguous()
@@ -114,7 +122,7 @@ def test_a_copy_in_threads_is_the_copy_in_one(sizes, own, monkeypatch):
     """The result is the same for all sizes and for any number of threads that torch uses."""
     tensors = {str(n): torch.randn(size) for n, size in enumerate(sizes)} | odd_tensors(40)
     tensors["turned"] = torch.randn(3, 5).t()
-    alone = bytes(image_of(tensors, Layout(tensors))._memory)
+    alone = content_of(copied(tensors))
     calls = [
         count_calls(monkeypatch, *of)
         for of in ((torch, "_foreach_copy_"), (staged_file, "_move_all"))
@@ -122,11 +130,10 @@ def test_a_copy_in_threads_is_the_copy_in_one(sizes, own, monkeypatch):
     monkeypatch.setattr(staged_file, "_WORTH_A_THREAD", 1)
     monkeypatch.setattr(staged_file, "num_threads", lambda: 3)
     monkeypatch.setattr(torch, "get_num_threads", lambda: own)
-    assert bytes(image_of(tensors, Layout(tensors))._memory) == alone
+    assert content_of(copied(tensors)) == alone
     assert [len(one) for one in calls] == [0, max(own, 2)]
     for one in (torch.randn(7), torch.randn(3, 5).t()):
-        found = image_of({"x": one}, Layout({"x": one}))._views["x"]
-        assert torch.equal(found, one)
+        assert torch.equal(copied({"x": one}).tensors()["x"], one)
 
 
 @pytest.mark.parametrize("beyond", [-PAGE, -1, 0, 1, PAGE - 1, PAGE, PAGE + 1])
@@ -136,7 +143,7 @@ def test_every_end_of_a_file_is_written(beyond, small_chunks, tmp_path):
     wanted = 3 * CHUNK + beyond
     tensors = {"x": torch.arange(wanted - empty.size).to(torch.uint8)}
     layout = Layout(tensors)
-    content, _ = written(tmp_path / "file", image_of(tensors, layout), layout)
+    content, _ = written(tmp_path / "file", copied(tensors))
     assert len(content) == layout.size
     assert content[len(layout.head) :] == bytes(tensors["x"])
 
@@ -166,7 +173,7 @@ def test_the_page_cache_is_spared_where_the_file_system_lets_us(was_direct, smal
     tensors = odd_tensors(5 * CHUNK)
     layout = Layout(tensors)
     assert layout.size % PAGE
-    written(tmp_path / "file", image_of(tensors, layout), layout)
+    written(tmp_path / "file", copied(tensors))
     assert was_direct == [True] * (len(was_direct) - 1) + [False]
     assert len(was_direct) > 3
 
@@ -196,11 +203,10 @@ def test_file_systems_that_refuse_o_direct_are_served(
     else:
         monkeypatch.setattr(os, "pwrite", refusing)
     tensors = odd_tensors(6 * CHUNK + 11)
-    layout = Layout(tensors)
-    content, _ = written(tmp_path / "file", image_of(tensors, layout), layout)
+    content, _ = written(tmp_path / "file", copied(tensors))
     assert refused
     monkeypatch.undo()
-    assert content == bytes(image_of(tensors, layout)._memory[: layout.size])
+    assert content == content_of(copied(tensors))
 
 
 @pytest.mark.parametrize("is_direct", [True, False])
@@ -216,10 +222,9 @@ def test_short_writes_are_gone_on_from(is_direct, monkeypatch, small_chunks, tmp
     if not is_direct:
         monkeypatch.delattr(os, "O_DIRECT")
     tensors = odd_tensors(4 * CHUNK + 3)
-    layout = Layout(tensors)
-    content, _ = written(tmp_path / "file", image_of(tensors, layout), layout)
+    content, _ = written(tmp_path / "file", copied(tensors))
     monkeypatch.undo()
-    assert content == bytes(image_of(tensors, layout)._memory[: layout.size])
+    assert content == content_of(copied(tensors))
     assert len(num_short) > 12
 
 
@@ -237,9 +242,8 @@ def test_what_either_thread_meets_is_raised(monkeypatch, small_chunks, tmp_path)
 
     monkeypatch.setattr(os, "pwrite", failing)
     tensors = odd_tensors(9 * CHUNK)
-    layout = Layout(tensors)
     with pytest.raises(OSError, match="Input/output error"):
-        written(tmp_path / "file", image_of(tensors, layout), layout)
+        written(tmp_path / "file", copied(tensors))
 
 
 # -- the copy --------------------------------------------------------------------------------------
@@ -248,7 +252,7 @@ def test_what_either_thread_meets_is_raised(monkeypatch, small_chunks, tmp_path)
 def test_a_snapshot_is_not_touched_by_what_training_does_next(store):
     """The save has the state of the boundary, not the changes of later steps."""
     state = {"weights": torch.full((1000,), 1.0), "step": 1}
-    snapshot = store.snapshot(1, state, is_complete=False, copy=True)
+    snapshot = store.snapshot(1, state, copy=True)
     assert snapshot.is_independent
     state["weights"].mul_(0)
     state["step"] = 2
@@ -259,16 +263,15 @@ def test_a_snapshot_is_not_touched_by_what_training_does_next(store):
 
 
 def address(snapshot):
-    return snapshot.content._arena.bytes.data_ptr()
+    """That of the buffer, which begins at a huge page."""
+    return snapshot.file.tensors()["w"].data_ptr() >> 21
 
 
 def test_memory_is_taken_once_and_again_only_when_the_state_has_grown(store):
     """Touching a page for the first time costs three to four times a copy."""
     addresses = []
     for step, size in enumerate((1000, 1000, 500, 50_000, 50_000), 1):
-        snapshot = store.snapshot(
-            step, {"w": torch.full((size,), float(step))}, is_complete=False, copy=True
-        )
+        snapshot = store.snapshot(step, {"w": torch.full((size,), float(step))}, copy=True)
         addresses.append(address(snapshot))
         store.commit(snapshot)
         del snapshot
@@ -280,7 +283,7 @@ def test_memory_is_taken_once_and_again_only_when_the_state_has_grown(store):
 def test_two_copies_that_are_still_to_be_written_do_not_meet(store):
     """The worst bug would be a file with the bytes of another step and valid checksums."""
     snapshots = [
-        store.snapshot(step, {"w": torch.full((1000,), float(step))}, is_complete=False, copy=True)
+        store.snapshot(step, {"w": torch.full((1000,), float(step))}, copy=True)
         for step in (1, 2, 3)
     ]
     for step, snapshot in reversed(list(enumerate(snapshots, 1))):
@@ -314,16 +317,16 @@ def test_forked_children_do_not_get_the_copy():
 def test_short_memory_makes_a_save_wait_and_says_so_once(store, monkeypatch, caplog):
     """A slow save is better than an out-of-memory kill because of a copy."""
     state = {"w": torch.ones(1 << 18)}
-    monkeypatch.setattr(staging_pool.memory, "free_bytes", lambda: staging_pool.RESERVE + 1000)
+    monkeypatch.setattr(snapshots.memory, "free_bytes", lambda: snapshots.RESERVE + 1000)
     for step in (1, 2):
-        snapshot = store.snapshot(step, state, is_complete=False, copy=True)
+        snapshot = store.snapshot(step, state, copy=True)
         assert not snapshot.is_independent
         store.commit(snapshot)
     assert store.newest().manifest.step == 2
     [told] = [r.message for r in caplog.records if "Too little host memory" in r.message]
     assert "0.25 GiB are available" in told
-    monkeypatch.setattr(staging_pool.memory, "free_bytes", lambda: staging_pool.RESERVE + (2 << 20))
-    assert store.snapshot(3, state, is_complete=False, copy=True).is_independent
+    monkeypatch.setattr(snapshots.memory, "free_bytes", lambda: snapshots.RESERVE + (2 << 20))
+    assert store.snapshot(3, state, copy=True).is_independent
 
 
 def test_no_memory_at_all_makes_a_save_wait(store, monkeypatch, caplog):
@@ -332,8 +335,8 @@ def test_no_memory_at_all_makes_a_save_wait(store, monkeypatch, caplog):
     def refuse(*_, **__):
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
-    monkeypatch.setattr(host_buffer.mmap, "mmap", refuse)
-    snapshot = store.snapshot(1, {"w": torch.ones(1000)}, is_complete=False, copy=True)
+    monkeypatch.setattr(host_memory.mmap, "mmap", refuse)
+    snapshot = store.snapshot(1, {"w": torch.ones(1000)}, copy=True)
     assert not snapshot.is_independent
     assert "training waits during each save" in caplog.text
     with pytest.raises(OSError, match="not enough host memory"):  # as on a full disk

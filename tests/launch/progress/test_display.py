@@ -173,8 +173,8 @@ def test_more_jobs_than_lines_shows_those_that_something_happens_to(terminal):
 
 def test_a_thousand_jobs_render_only_what_is_seen(terminal, monkeypatch):
     """Drawing must not take the launcher's time."""
-    at, num_rows, draw = terminal(80, 24), [], table._per_second
-    monkeypatch.setattr(table, "_per_second", lambda *a: num_rows.append(1) or draw(*a))
+    at, num_rows, draw = terminal(80, 24), [], table.per_second
+    monkeypatch.setattr(table, "per_second", lambda *a: num_rows.append(1) or draw(*a))
     views = [half_done(i) if i % 2 else job(i, State.queued) for i in range(1000)]
     with Display(at.stream) as shown:
         for _ in range(50):

@@ -147,7 +147,7 @@ def test_signal_delay_and_timeouts_are_the_policy_s():
             into_policy(options, OmegaConf.create({"resilience": section, "hydra": hydra}))
 
 
-@pytest.mark.parametrize("key", list(slurm_options._OURS))
+@pytest.mark.parametrize("key", list(slurm_options.OURS))
 def test_options_that_are_forge_s_own_are_refused(key):
     """In submitit such options silently replace the launcher's own."""
     for spelled in (key, key.replace("-", "_")):

@@ -9,8 +9,8 @@ import warm
 from sweeps import App
 
 from forge.cli.plan import command_of
-from forge.launch.slurm.submitted import Submitted
 from forge.slurm.client import Queued
+from forge.slurm.submitted import Submitted
 
 TRAIN = """
     import hydra
@@ -179,9 +179,9 @@ def test_an_answer_that_was_never_heard_is_found_in_the_queue(tmp_path):
     first, second = tmp_path / "1.sh", tmp_path / "2.sh"
     submitted = Submitted(tmp_path)
     assert submitted.is_empty
-    submitted.begin(first, [0, 1, 2], ["a", "b", "c"])
-    submitted.end(first, "12")
-    submitted.begin(second, [3, 5], ["d", "e"])
+    submitted.note_request(first, [0, 1, 2], ["a", "b", "c"])
+    submitted.note_answer(first, "12")
+    submitted.note_request(second, [3, 5], ["d", "e"])
     again = Submitted(tmp_path)
     assert again.ids == {0: "12_0", 1: "12_1", 2: "12_2"}
     again.find_lost(
@@ -192,8 +192,8 @@ def test_an_answer_that_was_never_heard_is_found_in_the_queue(tmp_path):
         }
     )
     assert again.ids == {0: "12_0", 1: "12_1", 2: "12_2", 3: "13_0", 5: "13_1"}
-    again.begin(tmp_path / "3.sh", [5], ["e"])
-    again.end(tmp_path / "3.sh", "14")
+    again.note_request(tmp_path / "3.sh", [5], ["e"])
+    again.note_answer(tmp_path / "3.sh", "14")
     assert Submitted(tmp_path).ids[5] == "14"
 
 

@@ -233,13 +233,13 @@ def test_a_ctrl_c_ends_the_waiting_at_once_however_many_jobs_there_are(
     shown = threading.Event()
     monkeypatch.setattr(slurm_wait, "_LOOK_S", 120.0)
     watcher = QueueWatcher([submitted(tmp_path)], "none")
-    poll = watcher._poll
+    poll = watcher.poll
 
     def polled():
         shown.set()
         return poll()
 
-    monkeypatch.setattr(watcher, "_poll", polled)
+    monkeypatch.setattr(watcher, "poll", polled)
 
     def interrupt():
         shown.wait()
@@ -277,9 +277,13 @@ def test_a_ctrl_c_does_not_wait_for_a_busy_controller(tmp_path, monkeypatch, sig
 
 @pytest.fixture
 def at_once(monkeypatch):
-    """Waits without pauses between their polls."""
+    """Waits without pauses between their polls, whose last query ends with the test."""
     for name in ("_LOOK_S", "_LOOK_PER_JOB_S", "_ASK_LEAST_S", "_ASK_PER_JOB_S"):
         monkeypatch.setattr(slurm_wait, name, 0.0)
+    yield
+    for thread in threading.enumerate():
+        if thread.name == "forge-squeue":
+            thread.join()
 
 
 def test_a_job_that_its_wrapper_submitted_anew_is_followed(tmp_path, monkeypatch, at_once):

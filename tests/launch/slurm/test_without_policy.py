@@ -41,7 +41,7 @@ def app(cluster, tmp_path):
         yield found
 
 
-@pytest.mark.parametrize("partition", ["low", "zero"])
+@pytest.mark.parametrize("partition", [pytest.param("low", marks=pytest.mark.proofs), "zero"])
 def test_a_preempted_job_without_a_policy_comes_back_where_slurm_brings_it_back(
     app, partition, tmp_path
 ):
@@ -57,10 +57,10 @@ def test_a_preempted_job_without_a_policy_comes_back_where_slurm_brings_it_back(
 
 def test_a_function_without_a_run_finishes_however_often_it_is_preempted(cluster, tmp_path):
     """It has no progress to lack: only its budgets hold."""
-    conf = f"{BARE_CONF}    holds: 3\n"
+    conf = f"{BARE_CONF}      requeue: {{max_no_progress: 1}}\n    holds: 2\n"
     with contextlib.closing(SlurmApp(cluster, tmp_path / "app", TRAIN, conf)) as app:
         sweep = app.start("hydra.launcher.nodelist=n1")
-        for start in range(3):
+        for start in range(2):
             app.wait_for_gate(f"start {start}", sweep)
             (job,) = app.jobs_by_place()
             urgent(cluster, tmp_path, "--nodelist=n1")
@@ -68,4 +68,4 @@ def test_a_function_without_a_run_finishes_however_often_it_is_preempted(cluster
             # Sooner than the wrapper has it, but not before Slurm's credential has expired.
             cluster.run("scontrol", "update", f"JobId={job.slurm_id}", "StartTime=now+7")
         assert sweep.wait() == 0, sweep.output
-        assert (job.restarts, job.counts["preemptions"]) == (3, 3)
+        assert (job.restarts, job.counts["preemptions"]) == (2, 2)

@@ -15,14 +15,15 @@ from typing import Any
 from torture.calls import WRITES
 
 from forge.checkpoint.format import codec
-from forge.checkpoint.load.file_reading import CheckedFile
+from forge.checkpoint.format.manifest import Files
+from forge.checkpoint.load.checked_file import CheckedFile
 from forge.checkpoint.ownership.fence import Fence
 from forge.checkpoint.ownership.workspace import Workspace
 from forge.checkpoint.retention import removal
 from forge.checkpoint.retention.removal import Remover
 from forge.checkpoint.save import distributed_save
-from forge.checkpoint.save.staging import StagedPart, stage
-from forge.checkpoint.save.staging_pool import Snapshot
+from forge.checkpoint.save.snapshot import Snapshot
+from forge.checkpoint.save.writing import write_state
 from forge.checkpoint.store import Store
 from forge.filesystem import durable
 
@@ -74,23 +75,23 @@ def _no_write_errors() -> None:
 
 def _no_odd_errors() -> None:
     """For a malformed value in a checkpoint the decoder expects a KeyError only."""
-    codec._WRONG = (KeyError,)  # type: ignore[assignment]
+    codec.MALFORMED = (KeyError,)  # type: ignore[assignment]
 
 
 def _no_temporary() -> None:
     """The files of a save are written to their final directory at once."""
 
-    def early(folder: Path, snapshot: Snapshot, *_: Any) -> StagedPart:
+    def early(folder: Path, snapshot: Snapshot, *_: Any) -> Files:
         final = folder.parent.parent / folder.name
         shutil.rmtree(final, ignore_errors=True)
         final.mkdir()
-        return stage(final, snapshot)
+        return write_state(final, snapshot)
 
-    def describe_early(store: Store, folder: Path, parts: Any, snapshot: Snapshot) -> None:
-        describe(store, folder.parent.parent / folder.name, parts, snapshot)
+    def describe_early(store: Store, folder: Path, files: Files, snapshot: Snapshot) -> None:
+        describe(store, folder.parent.parent / folder.name, files, snapshot)
 
     describe = Store._describe
-    distributed_save.stage = early  # type: ignore[assignment]
+    distributed_save.write_state = early  # type: ignore[assignment]
     Store._describe = describe_early  # type: ignore[method-assign]
     Workspace.put_in_place = (  # type: ignore[method-assign]
         lambda workspace, temporary, final: shutil.rmtree(temporary)
@@ -102,12 +103,12 @@ def _no_wait_for_ranks() -> None:
     late: dict[Path, bytes] = {}
     commit = Store.commit
 
-    def early(folder: Path, snapshot: Snapshot, rank: int = 0, *shared: Any) -> StagedPart:
-        part = stage(folder, snapshot, rank, *shared)
-        for path in (folder / name for name in part.files if rank):
+    def early(folder: Path, snapshot: Snapshot, rank: int = 0, *shared: Any) -> Files:
+        files = write_state(folder, snapshot, rank, *shared)
+        for path in (folder / name for name in files if rank):
             late[folder.parent.parent / folder.name / path.name] = path.read_bytes()
             path.unlink()
-        return part
+        return files
 
     def commit_late(store: Store, snapshot: Snapshot) -> Path:
         final = commit(store, snapshot)
@@ -116,7 +117,7 @@ def _no_wait_for_ranks() -> None:
         late.clear()
         return final
 
-    distributed_save.stage = early  # type: ignore[assignment]
+    distributed_save.write_state = early  # type: ignore[assignment]
     Store.commit = commit_late  # type: ignore[method-assign]
 
 

@@ -15,7 +15,7 @@ from torture.children import Counts, Plan
 
 from forge.checkpoint import Store
 from forge.checkpoint.format.manifest import NAME as MANIFEST
-from forge.checkpoint.format.names import STATE, TENSORS
+from forge.checkpoint.format.manifest import STATE, TENSORS
 
 FILES = (MANIFEST, STATE, TENSORS)
 FLIPS = 10_000

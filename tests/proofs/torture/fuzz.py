@@ -25,8 +25,7 @@ from torture.damage import within_memory
 
 from forge.checkpoint.format.checksums import entry_of, num_chunks
 from forge.checkpoint.format.manifest import NAME as MANIFEST
-from forge.checkpoint.format.manifest import Manifest
-from forge.checkpoint.format.names import STATE, TENSORS
+from forge.checkpoint.format.manifest import STATE, TENSORS, Manifest
 from forge.errors import CheckpointError
 
 MUTANTS = 4000
@@ -157,7 +156,7 @@ class Bench:
 
     def __init__(self, directory: Path) -> None:
         self.store = scenario.open_store(directory)
-        snapshot = self.store.snapshot(2, rich_state(), is_complete=False, copy=False)
+        snapshot = self.store.snapshot(2, rich_state(), copy=False)
         self.path = self.store.commit(snapshot)
         self.files = {name: (self.path / name).read_bytes() for name in (STATE, TENSORS)}
         self.manifest = json.loads((self.path / MANIFEST).read_bytes())
@@ -188,7 +187,7 @@ class Bench:
         """`told` or `read`; with `is_exact` only the same values may be read."""
         signal.alarm(PATIENCE_S)
         try:
-            self.store.holds(2, is_complete=False)
+            self.store.holds(2)
             found = self.store.read(self.path)
         except CheckpointError:
             return "told"

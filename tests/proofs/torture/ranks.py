@@ -56,17 +56,17 @@ def _state(rank: int, step: int) -> dict[str, Any]:
     }
 
 
-def _opened(directory: Path, ranks: Any, attempt: int) -> Store:
+def _opened(directory: Path, ranks: Any) -> Store:
     """A rank's store, opened as an attempt does: rank 0 claims the directory first."""
     config = CheckpointConfig(keep_last=2)
     if ranks.rank == 0:
-        store = Store(directory, config, attempt=attempt, ranks=ranks)
+        store = Store(directory, config, ranks=ranks)
     ranks.gather("the claim", b"", children.PATIENCE_S)
-    return store if ranks.rank == 0 else Store(directory, config, attempt=attempt, ranks=ranks)
+    return store if ranks.rank == 0 else Store(directory, config, ranks=ranks)
 
 
 def _commit(store: Store, rank: int, step: int) -> None:
-    store.commit(store.snapshot(step, _state(rank, step), is_complete=False, copy=False))
+    store.commit(store.snapshot(step, _state(rank, step), copy=False))
 
 
 @contextlib.contextmanager
@@ -107,7 +107,7 @@ def _save_all(rank: int, directory: Path, meeting: str, shared: Shared, visit: V
             time.sleep(0.001)  # no rank is killed while another rank connects to it
         patience_s = LEAVE_S
         try:
-            store = _opened(directory, group, attempt=1)
+            store = _opened(directory, group)
             for done, step in enumerate(STEPS, 1):
                 _commit(store, rank, step)
                 shared[DONE + rank] = done
@@ -161,7 +161,7 @@ def _resume(rank: int, directory: Path, meeting: str, shared: Shared) -> int:
     """Resume, and save the next step; returns the step resumed from, or 0."""
     _meet(rank, meeting)
     group = StoreCoordinator()
-    store = _opened(directory, group, attempt=2)
+    store = _opened(directory, group)
     found = store.newest()
     step = 0 if found is None else found.manifest.step
     if found is not None:

@@ -21,11 +21,10 @@ import torch
 
 from forge.checkpoint import Store, store
 from forge.checkpoint.format import checksums, manifest
-from forge.checkpoint.format.names import FINAL
-from forge.checkpoint.io import output
-from forge.checkpoint.io.host_buffer import PAGE
-from forge.checkpoint.load import file_reading
-from forge.checkpoint.save import staged_file
+from forge.checkpoint.format.manifest import FINAL
+from forge.checkpoint.host_memory import PAGE
+from forge.checkpoint.load import checked_file
+from forge.checkpoint.save import staged_file, writing
 from forge.config.schema import CheckpointConfig
 from forge.errors import DamagedCheckpoint
 
@@ -35,49 +34,49 @@ World = dict[int, str]
 ABSENT, DAMAGED = "absent", "damaged"
 
 SCENARIOS: dict[str, list[Op]] = {
-    "grow": [op for step in (1, 2, 3, 4) for op in (("commit", step, "a", False), ("retain",))],
+    "grow": [op for step in (1, 2, 3, 4) for op in (("commit", step, "a"), ("retain",))],
     "replace": [
-        ("commit", 1, "a", False),
-        ("commit", 2, "a", False),
-        ("commit", 2, "b", True),
+        ("commit", 1, "a"),
+        ("commit", 2, "a"),
+        ("commit", 2, "b"),
         ("retain",),
-        ("commit", 2, "c", True),
+        ("commit", 2, "c"),
     ],
     "damaged": [
-        ("commit", 1, "a", False),
-        ("commit", 2, "a", False),
+        ("commit", 1, "a"),
+        ("commit", 2, "a"),
         ("damage", 2),
-        ("commit", 2, "b", False),
+        ("commit", 2, "b"),
         ("retain",),
     ],
     "rollback": [
-        ("commit", 1, "a", False),
-        ("commit", 2, "a", False),
-        ("commit", 3, "a", False),
+        ("commit", 1, "a"),
+        ("commit", 2, "a"),
+        ("commit", 3, "a"),
         ("discard", 1),
-        ("commit", 2, "b", False),
+        ("commit", 2, "b"),
         ("retain",),
     ],
     "reopen": [
-        ("commit", 1, "a", False),
+        ("commit", 1, "a"),
         ("open",),
-        ("commit", 2, "a", False),
+        ("commit", 2, "a"),
         ("retain",),
         ("open",),
         ("read",),
-        ("commit", 3, "a", False),
+        ("commit", 3, "a"),
         ("retain",),
         ("read",),
     ],
     # Training ends, the state changes after the last loop, and then the training is extended.
     "finish": [
-        ("commit", 1, "a", False),
-        ("commit", 2, "a", False),
+        ("commit", 1, "a"),
+        ("commit", 2, "a"),
         ("final", 2, "f"),
         ("mark", 2),
         ("retain",),
         ("open",),
-        ("commit", 3, "a", False),
+        ("commit", 3, "a"),
         ("retain",),
         ("mark", 3),
     ],
@@ -97,19 +96,17 @@ def state_of(step: int, tag: str) -> dict[str, Any]:
     }
 
 
-def open_store(directory: Path, attempt: int = 1) -> Store:
-    return Store(directory, CheckpointConfig(keep_last=2), attempt=attempt)
+def open_store(directory: Path) -> Store:
+    return Store(directory, CheckpointConfig(keep_last=2))
 
 
-def commit(store: Store, step: int, tag: str, is_complete: bool = False) -> None:
-    store.commit(store.snapshot(step, state_of(step, tag), is_complete=is_complete, copy=False))
+def commit(store: Store, step: int, tag: str) -> None:
+    store.commit(store.snapshot(step, state_of(step, tag), copy=False))
 
 
 def commit_final(store: Store, step: int, tag: str) -> None:
     """Commit the final state of a training, in addition to that of its last step."""
-    snapshot = store.snapshot(step, state_of(step, tag), is_complete=True, copy=False)
-    snapshot.is_final, snapshot.replaces = True, True
-    store.commit(snapshot)
+    store.commit(store.snapshot(step, state_of(step, tag), copy=False, is_final=True))
 
 
 def damage(directory: Path, step: int) -> None:
@@ -125,7 +122,7 @@ def damage(directory: Path, step: int) -> None:
 @contextlib.contextmanager
 def small_chunks() -> Iterator[None]:
     """Small files have several chunks, so that two threads write them."""
-    modules = (checksums, file_reading, staged_file, manifest, output)
+    modules = (checksums, checked_file, staged_file, manifest, writing)
     with contextlib.ExitStack() as stack:
         for module in modules:
             stack.enter_context(mock.patch.object(module, "CHUNK", PAGE))
@@ -141,10 +138,10 @@ class Actor:
     calls. Otherwise files are deleted in the background, as during training.
     """
 
-    def __init__(self, directory: Path, attempt: int = 1, is_waiting: bool = True) -> None:
+    def __init__(self, directory: Path, is_waiting: bool = True) -> None:
         self.directory = directory
         self.is_waiting = is_waiting
-        self.store = open_store(directory, attempt)
+        self.store = open_store(directory)
         self.read_step: int | None = None
         """Step of the checkpoint that the last operation has read."""
 
@@ -155,7 +152,7 @@ class Actor:
         elif kind == "final":
             commit_final(self.store, *args)
         elif kind == "mark":
-            self.store.mark_complete(*args, with_metrics=False)
+            self.store.mark_complete(*args)
         elif kind == "retain":
             self.store.retain()
         elif kind == "discard":
@@ -225,7 +222,7 @@ def worlds(directory: Path, ops: list[Op]) -> list[World]:
         found.append(world_of(actor.store))
         kind, *args = ops[number - 1] if number else ("",)
         if kind == "commit":
-            assert found[-1][args[0]] == args[1] + (", finished" if args[2] else "")
+            assert found[-1][args[0]] == args[1]
             assert actor.store.newest().manifest.step == max(found[-1])
         if kind in ("final", "mark"):
             assert found[-1] != found[-2]
@@ -253,7 +250,7 @@ def check(directory: Path, allowed: Allowed) -> None:
     Raises:
         AssertionError: A guarantee is broken; the message names it.
     """
-    store = open_store(directory, attempt=2)
+    store = open_store(directory)
     try:
         world = world_of(store)
         for step in allowed.keys() | world.keys():

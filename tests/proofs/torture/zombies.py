@@ -26,13 +26,13 @@ from torture.scenario import ABSENT, Actor, Allowed, Op
 from forge.errors import CheckpointError, DirectoryInUse
 
 OLDER: list[Op] = [
-    ("commit", 3, "z", False),
+    ("commit", 3, "z"),
     ("retain",),
-    ("commit", 4, "z", False),
-    ("commit", 4, "y", True),
+    ("commit", 4, "z"),
+    ("commit", 4, "y"),
     ("retain",),
     ("discard", 3),
-    ("commit", 4, "x", False),
+    ("commit", 4, "x"),
     ("retain",),
 ]
 WAKES_PER_SLEEP = 6
@@ -59,8 +59,8 @@ def _sleeping_at(number: int, counted: list[str]) -> Any:
 
 def _prepare(directory: Path) -> None:
     _as_attempt(0, True, True)
-    actor = Actor(directory, attempt=0)
-    for _ in actor.run([("commit", 1, "a", False), ("commit", 2, "a", False)]):
+    actor = Actor(directory)
+    for _ in actor.run([("commit", 1, "a"), ("commit", 2, "a")]):
         pass
     actor.store.close()
 
@@ -72,14 +72,14 @@ def _older(directory: Path, sleeps_at: int, *facts: bool) -> list[str]:
     with Interception(directory, hook, CHANGES), contextlib.suppress(DirectoryInUse):
         actor = None
         try:
-            actor = Actor(directory, attempt=1)
+            actor = Actor(directory)
             for _ in actor.run(OLDER):
                 pass
         except (OSError, CheckpointError):
             if actor is not None:  # as a save that failed: it is tried again
                 with contextlib.suppress(OSError):
-                    actor.do(("commit", 5, "z", False))
-                actor.do(("commit", 6, "z", False))
+                    actor.do(("commit", 5, "z"))
+                actor.do(("commit", 6, "z"))
                 raise AssertionError("the older attempt may still commit") from None
     return counted
 
@@ -89,22 +89,22 @@ def _newer(directory: Path, sleeps_at: int, has_lock: bool, has_pid: bool) -> An
     hook = _sleeping_at(sleeps_at, counted := [])
     _as_attempt(2, True, has_pid)
     with Interception(directory, hook, CHANGES):
-        actor = Actor(directory, attempt=2)
+        actor = Actor(directory)
         found = actor.store.newest()
         assert found is not None
         step = found.manifest.step
         for more in (1, 2, 3):
-            actor.do(("commit", step + more, "n", False))
+            actor.do(("commit", step + more, "n"))
             actor.do(("retain",))
-        actor.do(("commit", step + 3, "m", True))
+        actor.do(("commit", step + 3, "m"))
     assert os.readlink(directory / "latest") == f"step_{step + 3}"
     return counted, step
 
 
 def _check(directory: Path, step: int) -> None:
-    older = {"a", "x", "y, finished", "z", ABSENT}
+    older = {"a", "x", "y", "z", ABSENT}
     allowed: Allowed = {number: older for number in range(1, step + 1)}
-    allowed |= {step + 1: {ABSENT}, step + 2: {"n"}, step + 3: {"m, finished"}}
+    allowed |= {step + 1: {ABSENT}, step + 2: {"n"}, step + 3: {"m"}}
     scenario.check(directory, allowed)
 
 

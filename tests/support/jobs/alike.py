@@ -133,7 +133,7 @@ def case(wrap, fact, *, clip_norm=None, scaled=False, form="update", optimizers=
             loss = loss * math.nan
         if is_bad and fact in ("gradient", "no_sync", "huge"):
             planted(model.get_parameter(NAMES[wrap]), 1e30 if fact == "huge" else math.inf)
-        updater.begin(step)
+        updater.on_step(step)
         happened.clear()
         if form == "update":
             given = steppers if optimizers == 2 else steppers[0]

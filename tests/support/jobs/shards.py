@@ -109,7 +109,7 @@ dist.barrier()
 if group.rank:
     store = Store(directory / "checkpoints", config, ranks=group, personal=("own",))
 sys.addaudithook(lambda kind, given: opened.append(str(given[0])) if kind == "open" else None)
-found = store.newest(place=lambda state: live.in_place_targets(state["live"]))
+found = store.newest(offer=lambda state: live.in_place_targets(state["live"]))
 told = {"step": None}
 if found is not None:
     read = found.state["live"]["states"]["model"]
@@ -135,7 +135,7 @@ for _ in range(spec.get("steps", 0)):
     optimizer.step()
 if "save" in spec:
     state = {"step": spec["save"], "live": live.capture(), "own": torch.full((3,), float(rank))}
-    snapshot = store.snapshot(spec["save"], state, is_complete=False, copy=False)
+    snapshot = store.snapshot(spec["save"], state, copy=False)
     told["compared"] = sorted(snapshot.digests())
     store.commit(snapshot)
 write_atomically(

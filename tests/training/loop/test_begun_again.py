@@ -38,7 +38,6 @@ def test_a_job_that_has_not_come_to_its_loop_is_not_finished(name, tmp_path, mak
         ["halves_a_batch", "keeps_its_batch_size", "two_phases"],
         ["step 5", "step 6", "step 7", "step 13"],
         list(CODES),
-        num_rows=6,
     ),
 )
 def test_two_ways_to_try_again_and_two_phases_resume(

@@ -2,6 +2,7 @@
 
 import pytest
 from ranked import RankedJob
+from rows import few
 
 
 def passes(directory, *lengths, **spec):
@@ -34,7 +35,7 @@ def test_loaders_of_different_lengths_are_refused_before_the_first_step(tmp_path
     assert job.history.attempts[0].events[-1]["step"] == 0
 
 
-@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize("is_stream", few(1, [True, False]))
 def test_passes_of_one_length_stop_and_end_together(is_stream, tmp_path):
     """For loaders with and without a length; a resume in a pass compares the lengths again."""
     whole = passes(tmp_path / "whole", 40, 40, is_stream=is_stream)
@@ -61,6 +62,49 @@ def test_a_stream_that_ends_while_others_are_in_a_step_is_named(tmp_path):
     assert codes[1] not in (0, 75)
     assert "The loader of this rank has ended after 3 batches" in job.output
     assert "a step of another rank has answered" not in job.output
+
+
+LEAVES = {"policy": {"shutdown": {"timeout_s": 4}}, "leaves": [[3, 1]]}
+STEPS, PUSHED = {"steps": 12}, {"steps": 12, "pushed": True}
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        STEPS,
+        STEPS | {"is_error": True, "then": "loop"},
+        STEPS | {"then": "save"},
+        PUSHED,
+        {},
+        {"is_error": True},
+    ],
+    ids=["break", "error", "save", "end_loop", "pass", "epochs"],
+)
+def test_a_rank_that_leaves_its_loop_alone_ends_all_ranks(spec, tmp_path):
+    """The others wait for it in a collective, until torch's timeout."""
+    job = passes(tmp_path, 12, 12, **LEAVES, **spec)
+    assert job.run() == [70, 78], job.output
+    (line,) = [one for one in job.printed[1] if "has left its loop after 4 steps" in one]
+    assert "rank 1 has left" in line
+    assert "waiting for rank 0 (there are 2 ranks)" in line
+
+
+def test_ranks_that_leave_after_different_steps_are_named(tmp_path):
+    """Without a collective in their steps, they would save states of different steps together."""
+    job = passes(tmp_path, 12, 12, **STEPS, is_quiet=True, leaves=[[3, 1], [5, 0]])
+    assert job.run() == [78, 78], job.output
+    for lines in job.printed:
+        assert any("rank 0 after 5 steps, rank 1 after 3 steps" in one for one in lines)
+
+
+@pytest.mark.parametrize("spec", [STEPS, PUSHED, {}], ids=["steps", "pushed", "passes"])
+def test_ranks_that_leave_after_the_same_step_go_on(spec, tmp_path):
+    """However long one of them takes until it meets the others again."""
+    leaves = [[3, 0], [3, 1], [7, 0], [7, 1]]
+    job = passes(tmp_path, 8, 8, leaves=leaves, left_s=0 if spec == STEPS else 30, **spec)
+    job.spec["then"] = "meet"
+    job.run_to_end()
+    assert [int(one["steps"]) for one in job.weights] == [4 if spec else 8] * 2
 
 
 def test_a_loop_over_steps_takes_loaders_of_any_length(tmp_path):

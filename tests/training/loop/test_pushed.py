@@ -9,11 +9,12 @@ import torch
 from harness import assert_same_run
 from nan_trainer import outliving
 from ranked import RankedJob
+from rows import each_value, few
 from torch.utils.data import DataLoader, DistributedSampler
 from updates import a_run
 
 import forge
-from forge.checkpoint.format import names
+from forge.checkpoint.format import manifest
 from forge.jobdir import spawned
 
 STEPS = 40
@@ -37,7 +38,14 @@ def starts(job):
 
 @pytest.mark.parametrize(
     ("place", "name"),
-    [*STRIKES, ("epoch 1", "KILL"), ("epoch 2", "TERM"), ("after", "KILL"), ("after", "TERM")],
+    few(
+        6,
+        [
+            *(("epoch 1", "KILL"), ("after", "TERM"), ("step 13", "USR1"), ("end 9", "KILL")),
+            *(("step 26", "KILL"), ("end 17", "TERM"), ("epoch 2", "TERM"), ("after", "KILL")),
+            *STRIKES,
+        ],
+    ),
 )
 def test_a_loop_of_somebody_else_s_ends_with_the_same_bits(
     place, name, tmp_path, make_job, undisturbed
@@ -71,7 +79,7 @@ AHEAD = {"reads_ahead": True, "ahead": 1}
 
 
 @pytest.mark.parametrize(
-    ("place", "name"), [*STRIKES[:8], ("epoch 1", "KILL"), ("epoch 2", "TERM")]
+    ("place", "name"), few(4, [("epoch 1", "KILL"), ("epoch 2", "TERM"), *STRIKES[:8]])
 )
 def test_a_loop_that_reads_one_batch_ahead_is_exact_if_forge_knows_it(
     place, name, tmp_path, make_job, undisturbed
@@ -85,9 +93,13 @@ def test_a_loop_that_reads_one_batch_ahead_is_exact_if_forge_knows_it(
 
 
 @pytest.mark.parametrize(
-    "spec", [{"workers": 2}, {"limit": 7}, *({"kind": k} for k in KINDS)], ids=str
+    ("spec", "place"),
+    each_value(
+        [{"workers": 2}, {"limit": 7}, *({"kind": k} for k in KINDS)],
+        ["step 17", "end 6", "end 20", "end 21"],
+    ),
+    ids=str,
 )
-@pytest.mark.parametrize("place", ["step 17", "end 6", "end 20", "end 21"])
 def test_other_loaders_are_read_ahead_too(spec, place, tmp_path, make_job, undisturbed):
     spec = AHEAD | SPEC | spec
     job = make_job(tmp_path / "job", kill_at={place: "TERM"}, **spec)
@@ -95,8 +107,11 @@ def test_other_loaders_are_read_ahead_too(spec, place, tmp_path, make_job, undis
     assert_same_run(job, undisturbed(**spec))
 
 
-@pytest.mark.parametrize("place", ["step 17", "end 20"])
-@pytest.mark.parametrize("spec", [{"workers": 2}, *({"kind": k} for k in KINDS)], ids=str)
+@pytest.mark.parametrize(
+    ("spec", "place"),
+    each_value([{"workers": 2}, *({"kind": k} for k in KINDS)], ["step 17", "end 20"]),
+    ids=str,
+)
 def test_other_loaders_have_their_place_too(spec, place, tmp_path, make_job, undisturbed):
     """Inside a pass, and after its last batch."""
     job = make_job(tmp_path / "job", kill_at={place: "TERM"}, **spec, **SPEC)
@@ -104,8 +119,9 @@ def test_other_loaders_have_their_place_too(spec, place, tmp_path, make_job, und
     assert_same_run(job, undisturbed(**spec, **SPEC))
 
 
-@pytest.mark.parametrize("place", ["step 6", "end 7", "step 7", "end 14"])
-@pytest.mark.parametrize("kind", ["plain", "stateful"])
+@pytest.mark.parametrize(
+    ("place", "kind"), each_value(["step 6", "end 7", "step 7", "end 14"], ["plain", "stateful"])
+)
 def test_a_pass_that_is_left_early_is_ended_by_the_loop(
     kind, place, tmp_path, make_job, undisturbed
 ):
@@ -125,8 +141,14 @@ def test_workers_that_live_for_all_passes_draw_one_seed(more, tmp_path, make_job
     assert_same_run(job, undisturbed(**spec))
 
 
-@pytest.mark.parametrize("more", [{}, AHEAD, {"workers": 2}, {"kind": "stateful"}], ids=str)
-@pytest.mark.parametrize("place", ["step 0", "end 10", "step 10", "end 17"])
+@pytest.mark.parametrize(
+    ("more", "place"),
+    each_value(
+        [{}, AHEAD, {"workers": 2}, {"kind": "stateful"}],
+        ["step 0", "end 10", "step 10", "end 17"],
+    ),
+    ids=str,
+)
 def test_a_loop_that_draws_between_making_an_iterator_and_reading_it(
     more, place, tmp_path, make_job, undisturbed
 ):
@@ -289,7 +311,7 @@ def test_a_saved_state_can_be_read_before_the_run_is_entered(run, tmp_path):
     ):
         run().peek("trainr")
     assert forge.Run({"enabled": False}).peek("trainer") is None
-    (checkpoint / names.TENSORS).write_bytes(b"")
+    (checkpoint / manifest.TENSORS).write_bytes(b"")
     with pytest.raises(forge.DamagedCheckpoint, match=r"No checkpoint in .* can be used"):
         run().peek("trainer")
 

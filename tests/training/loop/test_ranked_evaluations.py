@@ -3,6 +3,7 @@
 import pytest
 from chaos import repeated_after_cooperative
 from ranked import RankedJob
+from rows import few
 
 
 @pytest.fixture(scope="module")
@@ -23,9 +24,7 @@ def stopped(directory, evaluates, signalled):
 
 
 @pytest.mark.parametrize("signalled", [pytest.param(0, marks=pytest.mark.proofs), 1])
-@pytest.mark.parametrize(
-    "other", ["polls", "hears nothing", pytest.param("stands", marks=pytest.mark.proofs)]
-)
+@pytest.mark.parametrize("other", few(1, ["hears nothing", "polls", "stands"]))
 def test_a_stop_waits_for_no_evaluation_on_any_rank(other, signalled, undisturbed, tmp_path):
     """An evaluation of an hour must not cost the last hour: where all hold the boundary it is saved
 

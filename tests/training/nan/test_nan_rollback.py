@@ -14,7 +14,7 @@ from nan_trainer import (
     train,
 )
 
-from forge.checkpoint.load.tensor_reading import TensorFile
+from forge.checkpoint.load.checked_file import TensorsFile
 from forge.config.schema import NanConfig, RollbackConfig
 from forge.errors import DamagedCheckpoint
 from forge.training.nan.nan_policy import NanPolicy, RateScale
@@ -76,15 +76,16 @@ def test_a_damaged_newer_checkpoint_is_passed_over(tmp_path):
 
 @pytest.fixture
 def _fails_half_way(monkeypatch):
-    read = TensorFile.read_parts
+    read = TensorsFile.read
 
-    def fail(file, parts, *, is_whole):
-        read(file, parts, is_whole=is_whole)
-        if not is_whole:
-            parts[0].memory.fill_(7)
+    def fail(file, targets):
+        was_verified = file.is_verified
+        read(file, targets)
+        if was_verified:
+            targets[0].memory.fill_(7)
             raise DamagedCheckpoint("Input/output error")
 
-    monkeypatch.setattr(TensorFile, "read_parts", fail)
+    monkeypatch.setattr(TensorsFile, "read", fail)
 
 
 @pytest.mark.usefixtures("_fails_half_way")

@@ -6,6 +6,7 @@ import random
 import pytest
 import torch
 from nan_trainer import assert_same_state, events, inf_gradient, stop, streak, train
+from rows import each_value
 from updates import OPTIMIZERS, a_run, build, losses
 
 import forge
@@ -149,7 +150,7 @@ def scaled_run(directory, steps, spoil=lambda _, loss: loss, form="update", init
                     scaler.step(optimizer)
                 scaler.update()
                 optimizer.zero_grad()
-        counted = run._nan.state_dict()["detector"]["total_nans"]
+        counted = run._attempt.updater.state_dict()["nan"]["detector"]["total_nans"]
     return said, schedule, counted, model, scaler
 
 
@@ -264,8 +265,7 @@ def test_a_good_optimizer_does_not_excuse_a_bad_one_that_shares_its_scaler(tmp_p
     assert [e["step"] for e in events(tmp_path, "overflow")] == [3, 4, 5, 6, 7, 8]
 
 
-@pytest.mark.parametrize("action", ["skip", "rollback"])
-@pytest.mark.parametrize("stop_at", [3, 5, 8])
+@pytest.mark.parametrize(("stop_at", "action"), each_value([3, 5, 8], ["skip", "rollback"]))
 def test_a_resume_judges_bad_gradients_as_the_run_would_have(tmp_path, action, stop_at):
     """How far the scale has fallen is part of the state, through stops and rollbacks."""
 

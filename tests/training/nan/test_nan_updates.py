@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 from nan_trainer import assert_close, assert_same_state
+from rows import each_value
 from updates import OPTIMIZERS, a_run, build, losses
 
 import forge
@@ -12,9 +13,10 @@ from forge.shutdown import stopping
 from forge.training import metrics
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("clip_norm", [None, 0.5])
-@pytest.mark.parametrize("policy", [{}, {"enabled": False}], ids=["enabled", "disabled"])
+@pytest.mark.parametrize(
+    ("name", "clip_norm", "policy"),
+    each_value([*OPTIMIZERS], [None, 0.5], [{}, {"enabled": False}], num_rows=6),
+)
 def test_fifty_updates_give_the_very_bits_of_the_loop_written_by_hand(
     tmp_path, name, clip_norm, policy
 ):
@@ -93,9 +95,10 @@ def syncs(monkeypatch):
     return counts
 
 
-@pytest.mark.parametrize("depth", [1, 40])
-@pytest.mark.parametrize("check_gradients", [True, False])
-@pytest.mark.parametrize("form", ["update", "update with clipping", "guard"])
+@pytest.mark.parametrize(
+    ("form", "check_gradients", "depth"),
+    each_value(["update", "update with clipping", "guard"], [True, False], [1, 40], num_rows=6),
+)
 def test_a_good_step_waits_for_the_device_at_most_once(
     tmp_path, monkeypatch, syncs, depth, check_gradients, form
 ):
@@ -146,7 +149,7 @@ def two_optimizer_run(directory, bad_one, policy, steps=8, each=lambda run, step
                     loss.backward()
                     run.update(loss, optimizer)
                 each(run, step)
-            return 0, models.state_dict(), run._nan.state_dict()
+            return 0, models.state_dict(), run._attempt.updater.state_dict()["nan"]
     except forge.Exit as error:
         return int(error.code), models.state_dict(), error.text
     finally:
@@ -215,7 +218,7 @@ def test_one_update_of_two_optimizers_steps_none_where_one_is_bad(tmp_path, bad_
             loss.backward()
             model[bad_half].bias.grad.fill_(torch.nan)
             assert run.update(loss, tuple(optimizers)) is False
-    assert run._nan.state_dict()["detector"]["total_nans"] == 1
+    assert run._attempt.updater.state_dict()["nan"]["detector"]["total_nans"] == 1
     assert_same_state(dict(model.state_dict()), before)
     assert all(p.grad is None for p in model.parameters())
 

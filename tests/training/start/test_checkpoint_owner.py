@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from forge.checkpoint import Store
+from forge.checkpoint.format.manifest import Origin
 from forge.config.schema import CheckpointConfig
 from forge.errors import CheckpointError, ConfigError
 from forge.jobdir import config_file, identity
@@ -43,10 +44,10 @@ class Place:
                 owner.adapt(states, found.manifest.job, ledger)
                 optimizer.load_state_dict(states["optimizer"])
             owner.keep(ledger)
-            store.job = owner.id
             if step is not None:
                 state = {"states": {n: o.state_dict() for n, o in objects.items()}}
-                store.commit(store.snapshot(step, state, is_complete=False, copy=False))
+                origin = Origin(job=owner.id)
+                store.commit(store.snapshot(step, state, copy=False, origin=origin))
         return optimizer.param_groups[0]
 
     @property

@@ -5,6 +5,7 @@ import json
 import forked
 import pytest
 import warm
+from rows import few
 
 TRAIN = """
 import argparse, dataclasses, os, signal, sys
@@ -168,7 +169,7 @@ def test_the_local_rank_does_not_count(program):
     assert program.start("--seed", "4", "--local_rank", "5").returncode == 78
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", few(1, ["fork", "spawn"]))
 def test_a_child_of_multiprocessing_has_the_arguments_of_its_parent(program, method):
     program.begin("--seed", "1", CHILD=method)
     assert program.start("--seed", "2", CHILD=method).returncode == 78

@@ -1,1 +1,0 @@
-"""Host memory for copies, and files that several threads write and checksum."""

@@ -1,0 +1,135 @@
+"""Writing one rank's files: two threads write and checksum the tensors, past the page cache.
+
+O_DIRECT avoids a copy of every byte and does not evict the training data from the page cache. It
+needs whole pages: the last, partial page is written without it. tmpfs and some network file
+systems refuse O_DIRECT, some of them only at the first write.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import threading
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+from forge.checkpoint.format import tensorfile
+from forge.checkpoint.format.checksums import CHUNK, crc32, num_chunks
+from forge.checkpoint.format.codec import state_text
+from forge.checkpoint.format.manifest import Files, files_of
+from forge.checkpoint.host_memory import PAGE
+from forge.checkpoint.save.snapshot import Snapshot
+from forge.checkpoint.save.staged_file import Reader, StagedFile
+from forge.filesystem import durable
+from forge.process import sections
+from forge.process.progress import Phase
+
+
+def write_state(
+    folder: Path, snapshot: Snapshot, rank: int = 0, shared: Collection[str] = frozenset()
+) -> Files:
+    """Write and sync a rank's files; the caller syncs `folder`.
+
+    Args:
+        shared: Names of tensors to leave out, since rank 0 writes the same values.
+    Raises:
+        OSError: From the disk; FileNotFoundError if a newer attempt has taken over.
+    """
+    state, tensors = files_of(rank)
+    text = state_text(snapshot.tree)
+    file = snapshot.file.without(shared) if shared else snapshot.file
+    return {
+        tensors: write_file(folder / tensors, file),
+        state: tensorfile.write_small(folder / state, text),
+    }
+
+
+def write_file(path: Path, file: StagedFile) -> dict[str, Any]:
+    """Write the tensors' file and sync it.
+
+    Returns:
+        The file's entry for the manifest.
+    Raises:
+        OSError: From the disk.
+    """
+    readers = file.readers()
+    with durable.new_file(path) as fd:
+        output = _Output(fd, file.layout.size)
+        output.write(readers)
+    return {"size": file.layout.size, "chunks": output.checksums}
+
+
+class _Output:
+    def __init__(self, fd: int, size: int) -> None:
+        self._fd = fd
+        self._size = size
+        self._is_direct = False
+        self._set_direct(is_direct=size >= PAGE)
+        self._tail = size % PAGE if self._is_direct else 0
+        self.checksums = [0] * num_chunks(size)
+        self._numbers: Iterator[int] = iter(range(len(self.checksums)))
+        self._lock = threading.Lock()
+        self._failures: list[BaseException] = []
+
+    def write(self, readers: list[Reader]) -> None:
+        """Write all chunks, then the last partial page."""
+        helpers = [
+            threading.Thread(target=self._work, args=(reader,), name="forge-write", daemon=True)
+            for reader in readers[1 : len(self.checksums)]
+        ]
+        for helper in helpers:
+            helper.start()
+        self._work(readers[0])
+        for helper in helpers:
+            helper.join()
+        if self._failures:
+            raise self._failures[0]
+        if self._tail:
+            self._set_direct(is_direct=False)
+            number, left = divmod(self._size, CHUNK)
+            self._put(readers[0](number)[left - self._tail : left], self._size - self._tail)
+
+    def _work(self, reader: Reader) -> None:
+        try:
+            while not self._failures:
+                with self._lock:
+                    number = next(self._numbers, None)
+                if number is None:
+                    return
+                begin = number * CHUNK
+                piece = reader(number)[: self._size - begin]
+                self.checksums[number] = crc32(piece)
+                self._put(piece[: self._size - self._tail - begin], begin)
+        except BaseException as error:  # noqa: BLE001 - raised again by `write`
+            self._failures.append(error)
+
+    def _put(self, piece: memoryview, position: int) -> None:
+        while piece:
+            was_direct = self._is_direct  # the other thread can change it meanwhile
+            try:
+                count = os.pwrite(self._fd, piece, position)
+            except OSError as error:
+                if error.errno != errno.EINVAL or not was_direct:
+                    raise
+                self._set_direct(is_direct=False)  # refused at the first write
+                continue
+            if was_direct and count % PAGE:
+                count -= count % PAGE  # the disk is nearly full: the next write raises
+                if not count:
+                    self._set_direct(is_direct=False)
+            piece, position = piece[count:], position + count
+            sections.current().advance(Phase.save)
+
+    def _set_direct(self, *, is_direct: bool) -> None:
+        if not hasattr(os, "O_DIRECT"):  # macOS
+            return
+        flags = fcntl.fcntl(self._fd, fcntl.F_GETFL) & ~os.O_DIRECT
+        try:
+            fcntl.fcntl(self._fd, fcntl.F_SETFL, flags | (os.O_DIRECT if is_direct else 0))
+        except OSError:
+            if not is_direct:
+                raise
+            return  # refused by the file system: use the page cache
+        self._is_direct = is_direct

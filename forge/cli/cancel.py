@@ -1,0 +1,136 @@
+"""`forge cancel`: end jobs of a sweep, which save first and do not start again by themselves."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+
+from forge import messages
+from forge.cli import sweep_command
+from forge.cli.sweep_command import output
+from forge.errors import NoSweep, SlurmRefused
+from forge.jobdir.cancel_request import CancelRequest
+from forge.jobdir.job_state import State
+from forge.process import processes
+from forge.slurm import client
+from forge.sweeps import sweep, words
+from forge.sweeps.job import Job
+from forge.sweeps.sweep import Sweep
+
+_WHAT = """\
+End jobs of a sweep. A running job saves at its next step and exits; a cancelled job starts again
+only if `forge resume` names it. This works from any machine that has the sweep's directory."""
+_EXAMPLES = """\
+  forge cancel 3                    job 3 of the newest sweep here
+  forge cancel lr=0.1,seed=2 7
+  forge cancel --all multirun/2026-01-31/12-00-00
+  forge cancel --now 3              kill the job without a save"""
+_LOOK_S = 0.5
+_PATIENCE_S = 15.0
+"""Seconds in which a running job usually sees the request."""
+
+
+def main(arguments: list[str]) -> int:
+    """The command `forge cancel`."""
+    parser = sweep_command.parser("cancel", _WHAT, _EXAMPLES)
+    parser.add_argument("words", nargs="*", metavar="[SWEEP] JOB", help=sweep_command.JOBS)
+    parser.add_argument("--all", action="store_true", help="all jobs that have not ended")
+    parser.add_argument("--now", action="store_true", help="kill running jobs without a save")
+    options = parser.parse_args(arguments)
+    return sweep_command.run(lambda: _cancel(options))
+
+
+def _cancel(options: argparse.Namespace) -> int:
+    whole, jobs, are_named = sweep_command.pick(options.words)
+    if not are_named and not whole.is_single and not options.all:
+        raise NoSweep(
+            f"expected the jobs to cancel, as in `forge cancel 0`; `--all` cancels all"
+            f" {len(jobs)} jobs of {whole.path}"
+        )
+    left = [job for job in jobs if not job.state.is_final]
+    for job in jobs:
+        if job.state.is_final and are_named:
+            output([f"job {job.number} has ended before ({job.state.value})"])
+    alone = [job for job in left if not job.has_wrapper]
+    for job in left:
+        if job.has_wrapper:
+            CancelRequest(is_now=options.now).write(job.directory)
+    problems = _end(alone, is_now=options.now)
+    problems += _scancel([job for job in left if job.has_wrapper and job.state is State.queued])
+    for text in problems:
+        sys.stderr.write(messages.escape(f"forge: {text}\n", "\n"))
+    _wait(whole, [job for job in left if job.has_wrapper and job.state.is_active])
+    return 1 if problems else 0
+
+
+def _scancel(jobs: Sequence[Job]) -> list[str]:
+    """Take the jobs that wait for their start out of Slurm's queue; returns what went wrong."""
+    problems = []
+    for job in jobs:
+        try:
+            if job.slurm_id:
+                client.cancel(job.slurm_id)
+            output([f"job {job.number}: cancelled before it has run"])
+        except SlurmRefused as error:
+            problems.append(
+                f"job {job.number}: Slurm does not take it out of its queue ({error}); it ends as"
+                " soon as it starts"
+            )
+    return problems
+
+
+def _end(jobs: Sequence[Job], *, is_now: bool) -> list[str]:
+    """End jobs that no launcher of forge started: by a signal, which the training receives itself.
+
+    Returns:
+        What went wrong.
+    """
+    problems = []
+    for job in jobs:
+        try:
+            if job.slurm_id:
+                client.cancel(job.slurm_id)
+                output([f"job {job.number}: `scancel {job.slurm_id}`"])
+                continue
+        except SlurmRefused as error:
+            problems.append(f"job {job.number}: `scancel {job.slurm_id}` failed: {error}")
+            continue
+        signum = signal.SIGKILL if is_now else signal.SIGTERM
+        is_here = job.node == socket.gethostname()
+        if is_here and job.pid is not None and processes.send(job.pid, signum):
+            output([f"job {job.number}: {signum.name} to process {job.pid}"])
+            continue
+        where = f"process {job.pid} on {job.node}" if job.pid else "a process that is not known"
+        problems.append(
+            f"job {job.number} was not started by a launcher of forge, but is {where}: send it"
+            " SIGTERM there"
+        )
+    return problems
+
+
+def _wait(whole: Sweep, running: Sequence[Job]) -> None:
+    """Say of each job that it stops, or that nothing has answered yet."""
+    left = {job.number: job for job in running}
+    until = time.monotonic() + _PATIENCE_S
+    while left and time.monotonic() < until:
+        for number, job in list(left.items()):
+            now = sweep.read_again(whole.path, job)
+            if now.state is not State.stopping and not now.state.is_final:
+                continue
+            saved = f" (step {now.step})" if now.step is not None else ""
+            what = "saves and stops" if now.state is State.stopping else now.state.value
+            output([f"job {number}: {what}{saved}"])
+            del left[number]
+        time.sleep(_LOOK_S)
+    if left:
+        count = words.count(len(left), "job")
+        output(
+            [
+                f"{count} ({', '.join(map(str, left))}) will stop when their wrapper sees the"
+                " request: `forge status` shows it"
+            ]
+        )

@@ -1,0 +1,119 @@
+"""Common to all commands about sweeps: the argument that names a sweep, errors, the output."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from forge import messages
+from forge.errors import NoSweep
+from forge.sweeps import find, queue, sweep
+from forge.sweeps.job import Job
+from forge.sweeps.render import Line
+from forge.sweeps.sweep import Sweep
+
+WHERE = "directory of a sweep or a run, or a Slurm job id (default: the newest one here)"
+JOBS = (
+    "a job, by its number, its overrides (lr=0.1,seed=2), its Slurm id or its directory; before it,"
+    " if it is not in the newest sweep here, the directory of the sweep"
+)
+_WIDTH = 78
+USAGE = 2
+"""Exit code if there is no such sweep or job."""
+
+
+def parser(name: str, description: str, examples: str) -> argparse.ArgumentParser:
+    """The parser of a command, with its examples below its options."""
+    return argparse.ArgumentParser(
+        prog=f"forge {name}",
+        description=textwrap.fill(" ".join(description.split()), _WIDTH),
+        epilog=f"examples:\n{examples}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
+def run(command: Callable[[], int]) -> int:
+    """Run a command; if there is no such sweep or job, print that.
+
+    Returns:
+        The command's exit code, or 2.
+    """
+    try:
+        return command()
+    except NoSweep as error:
+        sys.stderr.write(messages.escape(f"forge: {error}.\n", "\n"))
+        return USAGE
+
+
+def read(wanted: str | None) -> tuple[Sweep, list[Job]]:
+    """The sweep that an argument names, and the jobs in it that are meant.
+
+    Raises:
+        NoSweep: If there is none.
+    """
+    found = find.find(wanted)
+    whole = queue.asked(sweep.sweep(found.path))
+    return whole, [whole.find(found.job)] if found.job else list(whole.jobs)
+
+
+def pick(words: list[str]) -> tuple[Sweep, list[Job], bool]:
+    """The sweep and the jobs that `[SWEEP] [JOB …]` name.
+
+    Returns:
+        The sweep, the jobs (all, if none is named), and whether jobs are named.
+    Raises:
+        NoSweep: If there is no such sweep or job.
+    """
+    first = words[0] if words else None
+    if first is not None and (Path(first).expanduser().exists() or not _is_here(first)):
+        found = find.find(first)
+        names = [*([found.job] if found.job else []), *words[1:]]
+    else:
+        found = find.find(None)
+        names = words or [found.job] * bool(found.job)
+    whole = queue.asked(sweep.sweep(found.path))
+    named = {job.number: job for job in map(whole.find, names)}
+    jobs = list(named.values()) if names else list(whole.jobs)
+    return whole, jobs, bool(names)
+
+
+def _is_here(word: str) -> bool:
+    """Whether a word names a job of the sweep that is found without an argument."""
+    try:
+        read(None)[0].find(word)
+    except NoSweep:
+        return False
+    return True
+
+
+def width() -> int | None:
+    """Columns of the terminal; None if the output is a pipe or a file."""
+    return shutil.get_terminal_size((80, 0)).columns if sys.stdout.isatty() else None
+
+
+def output(lines: Iterable[Line | str]) -> int:
+    """Print lines, in colour on a terminal; returns 0. The reader of a pipe can leave early."""
+    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
+    is_plain = not sys.stdout.isatty() or "NO_COLOR" in os.environ
+    try:
+        if is_plain:
+            for line in lines:
+                sys.stdout.write(f"{line if isinstance(line, str) else line.text}\n")
+        else:
+            from rich.console import Console
+            from rich.text import Text
+
+            console = Console(soft_wrap=True, highlight=False)
+            for line in lines:
+                text = Text(line) if isinstance(line, str) else Text(line.text, line.style)
+                console.print(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0

@@ -1,0 +1,100 @@
+"""Files of JSON lines, read from their end: the ledger of three weeks has hundreds of megabytes.
+
+A line that a crash tore is skipped, and so is a line that is not an object with a `kind`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from forge.filesystem.files import make_directory, open_file
+
+Event = dict[str, Any]
+_CHUNK = 1 << 14
+_MOST = 1 << 26
+"""Bytes of the end of a file in which `tail` looks for the mark, at most."""
+
+
+def parse(line: bytes) -> Event | None:
+    """The event of a line, or None."""
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) and isinstance(event.get("kind"), str) else None
+
+
+def append(path: Path, kind: str, **values: Any) -> None:
+    """Add an event, with the time, in one write.
+
+    Raises:
+        OSError: If it cannot be written.
+    """
+    line = json.dumps({"t": round(time.time(), 3), "kind": kind, **values}) + "\n"
+    make_directory(path.parent)
+    fd = open_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    try:
+        os.write(fd, line.encode())
+    finally:
+        os.close(fd)
+
+
+def events(path: Path) -> Iterator[Event]:
+    """All events of a file, the oldest first; none if it does not exist."""
+    try:
+        fd = open_file(path)
+    except FileNotFoundError:
+        return
+    with os.fdopen(fd, "rb") as file:
+        for line in file:
+            event = parse(line)
+            if event is not None:
+                yield event
+
+
+def head(path: Path) -> list[Event]:
+    """The first events of a file."""
+    with os.fdopen(open_file(path), "rb") as file:
+        return _parsed(file.read(_CHUNK // 2), is_cut=True)
+
+
+def tail(path: Path, mark: bytes) -> tuple[list[Event], bool]:
+    """The events from the last line with a mark on; without such a line, the last events.
+
+    Args:
+        path: The file.
+        mark: Bytes that only such a line has.
+    Returns:
+        The events, the oldest first, and whether they are all since the mark, or all there are.
+    Raises:
+        OSError: If the file cannot be read.
+    """
+    with os.fdopen(open_file(path), "rb") as file:
+        end = os.fstat(file.fileno()).st_size
+        content, size = b"", _CHUNK
+        last = b""
+        while len(content) < min(end, _MOST):
+            begin = max(end - size, 0)
+            file.seek(begin)
+            content = file.read(end - begin)
+            last = last or content
+            place = content.rfind(mark)
+            start = content.rfind(b"\n", 0, place) + 1 if place >= 0 else 0
+            if place >= 0 and (start > 0 or begin == 0):
+                return _parsed(content[start:]), True
+            if begin == 0 and size == _CHUNK:
+                return _parsed(content), True
+            size *= 4
+    return _parsed(last), False
+
+
+def _parsed(content: bytes, *, is_cut: bool = False) -> list[Event]:
+    lines = content.split(b"\n")
+    if is_cut:
+        lines.pop()
+    return [one for one in map(parse, filter(None, lines)) if one is not None]

@@ -1,0 +1,203 @@
+"""How the wrapper's job goes back into the queue, and on which nodes it does not start.
+
+If Slurm refuses the requeue, the wrapper resubmits the job. If the controller does not answer until
+the allocation ends, the wrapper notes this in the job's state, and the launcher submits the job.
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from forge.errors import ExitCode, NotRequeueable, Reason, SlurmError, SlurmRefused
+from forge.job.ending import Ending
+from forge.job.job import Job
+from forge.job.requeue import Decision
+from forge.jobdir.job_files import forge_dir
+from forge.jobdir.job_state import JobState, State
+from forge.slurm import client, successor
+from forge.slurm.allocation import ASK_S, Allocation
+from forge.slurm.exclusions import Choice, Exclusions
+from forge.slurm.job_info import Why
+
+_GRACE_S = 3600.0
+"""Longer than any grace time of a preemption."""
+_TICK_S = 1.0
+
+
+class Requeueing:
+    """The requeue of one job, with the nodes that it avoids."""
+
+    def __init__(
+        self,
+        job: Job,
+        allocation: Allocation,
+        exclusions: Exclusions,
+        script: Path,
+        look: Callable[[], None],
+    ) -> None:
+        """`script`: the batch script. `look`: takes note of signals to the batch script."""
+        self._job, self._allocation, self._exclusions = job, allocation, exclusions
+        self._script, self._look = script, look
+
+    def requeue(self, ending: Ending, decision: Decision) -> int:
+        """Requeue the job; returns the exit code of this process."""
+        allocation, job, choice = self._allocation, self._job, Choice()
+        if job.limits.is_up_to_site:
+            return self._wait_for_slurm()
+        try:
+            # Ask again: the job can have been cancelled while it was saving.
+            allocation.insist(allocation.learn, self._look)
+            if allocation.why is Why.cancelled:
+                job.say("stopped: cancelled")
+                return job.end(ending.imposed(Reason.cancelled), "cancelled")
+            choice = self._choose()
+            if allocation.why is not Why.requeued:
+                allocation.insist(
+                    lambda within_s: client.requeue(allocation.name, within_s), self._look
+                )
+                job.record("requeued", job=allocation.name)
+        except NotRequeueable as refusal:
+            return self._resubmit(ending, decision.pause_s, str(refusal), choice)
+        except SlurmError as error:
+            return self._leave_note(ending, str(error))
+        job.write(State.queued, decision.because)
+        try:
+            self._exclude(choice)
+            if decision.pause_s:
+                client.delay(allocation.name, decision.pause_s, ASK_S)
+        except SlurmError as error:
+            job.say(
+                "the job is requeued, but forge could not exclude this node or delay the start,"
+                f" so the job may start on it again: {error}"
+            )
+        return int(ExitCode.REQUEUE)
+
+    def _wait_for_slurm(self) -> int:
+        """If requeues are left to the site: wait until Slurm ends the job, and requeues it.
+
+        Slurm does not requeue a job that exits during the grace time, so the wrapper waits.
+        """
+        deadline = time.monotonic() + _GRACE_S
+        while self._allocation.why is Why.preempted and time.monotonic() < deadline:
+            time.sleep(_TICK_S)  # Slurm kills this process
+        return int(ExitCode.REQUEUE)
+
+    # -- nodes to avoid ------------------------------------------------------------------------
+
+    def too_few_nodes(self, ending: Ending) -> str:
+        """Why the job cannot start, if that would be on a node that it has found sick itself."""
+        if ending.reason is not Reason.unhealthy:
+            return ""
+        nodes = ", ".join(self._choose().missing(self._job.directory))
+        return nodes and (
+            "the job is not started again, since too few nodes are left for it without"
+            f" {nodes}. Have the node repaired, then run the sweep's command again"
+        )
+
+    def _choose(self) -> Choice:
+        needed = int(os.environ.get("SLURM_JOB_NUM_NODES") or 1)
+        within_s = min(self._allocation.asking_s() / 2, ASK_S)
+        return self._exclusions.choose(self._allocation.info, needed, within_s)
+
+    def _exclude(self, choice: Choice) -> None:
+        """Exclude the nodes for the job, which is pending again. Raises SlurmError."""
+        if self._exclusions.apply(self._allocation.name, choice, ASK_S):
+            left_out = [one.node for one in choice.left_out]
+            self._job.record("excluded", nodes=choice.names, left_out=left_out)
+            self._job.set_backend(**self._exclusions.to_json())
+            self._job.write(State.queued, self._job.state.because)
+
+    def avoid_sick_nodes(self) -> None:
+        """Requeue the job if another job of the sweep has found one of its nodes sick.
+
+        Such a requeue does not count, since nothing was started. But if Slurm allocates the node
+        again, or too few other nodes are left, the job starts on it.
+        """
+        limits, job, allocation = self._job.limits, self._job, self._allocation
+        if not limits.enabled or limits.is_up_to_site or not self._exclusions.standing():
+            return
+        try:
+            nodes = client.hostnames(job.state.nodes, ASK_S)
+            found = [one for one in self._exclusions.standing() if one.node in nodes]
+            if not found:
+                return
+            allocation.learn(ASK_S)
+            if allocation.why is not Why.unknown:
+                return  # Slurm stops the job in any case
+            choice = self._choose()
+            left = self._exclusions.left
+            going = [one for one in found if one in choice.kept and one.node not in left]
+            if not going:
+                nodes = [one.node for one in found]
+                job.record("stays", nodes=nodes, because="Slurm gives it no others")
+                what = ", ".join(map(str, found))
+                return job.say(
+                    f"starting on nodes that failed a health check, as Slurm has no others: {what}"
+                )
+            client.requeue(allocation.name, ASK_S)
+        except SlurmError as error:
+            return job.say(
+                "forge could not move the job away from nodes that failed a health check, so the"
+                f" job starts on the nodes that it has: {error}"
+            )
+        left += [one.node for one in going]
+        because = f"requeued before it began, to avoid {', '.join(map(str, going))}"
+        job.say(because)
+        job.record("requeued", job=allocation.name, because=because)
+        job.set_backend(**self._exclusions.to_json())
+        job.write(State.queued, because)
+        try:
+            self._exclude(choice)
+        except SlurmError as error:
+            job.say(f"forge could not exclude this node, so the job may start on it again: {error}")
+        sys.exit(int(ExitCode.REQUEUE))
+
+    # -- if Slurm does not requeue the job -----------------------------------------------------
+
+    def finish_resubmission(self, before: JobState) -> None:
+        """End this process if an earlier wrapper was killed while it resubmitted the job."""
+        name, restarts = self._allocation.name, self._allocation.restarts
+        if successor.is_noted(forge_dir(self._job.directory), name, restarts):
+            refusal = "forge's wrapper process was killed while it resubmitted the job"
+            ended = Ending(Reason.preempted, int(ExitCode.REQUEUE), before.because)
+            sys.exit(self._resubmit(ended, 0.0, refusal, Choice()))
+
+    def _resubmit(self, ending: Ending, pause_s: float, refusal: str, choice: Choice) -> int:
+        """Submit the same job again under a new number, since Slurm does not requeue it."""
+        job, name, restarts = self._job, self._allocation.name, self._allocation.restarts
+        options = [f"--begin=now+{math.ceil(pause_s)}"] if pause_s else []
+        if choice.names:
+            options.append(f"--exclude={','.join(choice.names)}")
+        try:
+            new = successor.submit(forge_dir(job.directory), self._script, name, restarts, options)
+        except (SlurmRefused, OSError) as error:
+            return self._leave_note(ending, f"{refusal}; {error}")
+        self._exclusions.take(choice)
+        job.record("resubmitted", job=name, successor=new)
+        job.say(
+            f"Slurm does not requeue job {name} ({refusal}): resubmitted as {new}."
+            f" Jobs that depend on {name} do not wait for {new}: change their dependency by"
+            f" `scontrol update JobId=<their id> Dependency=<type>:{new}`."
+        )
+        job.set_backend(successor=new, **self._exclusions.to_json())
+        job.write(State.queued, ending.text)
+        return int(ExitCode.REQUEUE)
+
+    def _leave_note(self, ending: Ending, problem: str) -> int:
+        """Note for the launcher, or a command that resumes the sweep, to resubmit the job."""
+        because = f"{ending.text}; could not be requeued: {problem}"
+        self._job.say(
+            f"{because}. If the sweep's command is still running, it resubmits the job; otherwise"
+            " run that command again"
+        )
+        self._job.record("stopped", because=because)
+        self._job.set_backend(unrequeued=problem)
+        code = ending.exit_code
+        self._job.write(State.stopped, because, code=code, reason=Reason.unanswered)
+        return code

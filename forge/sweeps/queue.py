@@ -1,0 +1,58 @@
+"""Slurm's view of jobs that have not ended: who waits and why, and whose job is gone.
+
+squeue is asked once, and only if a job has a Slurm id; without an answer the files alone count.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from forge.errors import SlurmRefused
+from forge.jobdir.job_state import State
+from forge.slurm import client
+from forge.slurm.client import Queued
+from forge.slurm.submitted import Submitted
+from forge.sweeps.job import Job
+from forge.sweeps.sweep import Sweep
+
+_ASK_S = 10.0
+_RUNNING = ("RUNNING", "COMPLETING", "STOPPED", "SUSPENDED", "SIGNALING")
+
+
+def asked(sweep: Sweep) -> Sweep:
+    """The sweep with what squeue says of its jobs."""
+    left = [job for job in sweep.jobs if job.slurm_id and not job.state.is_final]
+    if not left or not client.can_submit():
+        return sweep
+    try:
+        queue = client.queue(_ASK_S)
+    except SlurmRefused as error:
+        text = f"squeue does not answer, so the states are those of the files: {error}"
+        return replace(sweep, missing=(*sweep.missing, text))
+    scripts = Submitted(sweep.path).scripts
+    jobs = []
+    for job in sweep.jobs:
+        if job in left:
+            name = client.resubmitted(job.slurm_id, scripts.get(job.number, ""), queue)
+            slurm_id = job.slurm_id if queue_has(queue, job.slurm_id) or name is None else name
+            job = _with(replace(job, slurm_id=slurm_id), queue.get(slurm_id))
+        jobs.append(job)
+    return replace(sweep, jobs=tuple(jobs))
+
+
+def queue_has(queue: dict[str, Queued], slurm_id: str) -> bool:
+    """Whether a job is pending, running, or between these."""
+    return slurm_id in queue and queue[slurm_id].is_alive
+
+
+def _with(job: Job, queued: Queued | None) -> Job:
+    if queued is not None and queued.is_alive:
+        if queued.state in _RUNNING:
+            state = State.starting if job.state is State.queued else job.state
+            return replace(job, state=state)
+        return replace(job, state=State.queued, waits_for=queued.reason, rate=None, left_s=None)
+    if queued is not None and queued.state == "CANCELLED":
+        return replace(job, state=State.stopped, is_cancelled=True, because="cancelled")
+    how = "no longer knows it" if queued is None else f"says {queued.state}"
+    because = f"its end is not recorded, and Slurm {how}"
+    return replace(job, state=State.lost, because=because)

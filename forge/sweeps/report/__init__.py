@@ -1,0 +1,1 @@
+"""`forge report`: a sweep as one HTML file that opens offline"""

@@ -1,0 +1,181 @@
+"""The table of a sweep: a row for each job, notes below the rows that need them.
+
+The launchers draw the same table while they run; `forge status` prints it once, or again and again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from forge.jobdir.job_state import State
+from forge.messages import escape
+from forge.sweeps import words
+from forge.sweeps.chosen_metric import Chosen
+from forge.sweeps.job import Job
+from forge.sweeps.sweep import Sweep
+
+MOST = 50
+"""Jobs in a table that does not name them; of more jobs, only those that need attention."""
+ORDER = (
+    *(State.failed, State.lost, State.stopped, State.terminated, State.stopping),
+    *(State.starting, State.running, State.queued, State.finished),
+)
+"""The order of states in a summary and in `--sort state`: what needs attention comes first."""
+STYLES = {
+    State.queued: "dim",
+    State.starting: "cyan",
+    State.running: "cyan",
+    State.stopping: "yellow",
+    State.finished: "green",
+    State.failed: "red",
+    State.lost: "red",
+    State.stopped: "yellow",
+    State.terminated: "yellow",
+}
+
+
+class Row(NamedTuple):
+    """A job in the table."""
+
+    job: Job
+    cells: dict[str, str]
+    notes: list[str]
+
+
+@dataclass(frozen=True)
+class Table:
+    """The content of the table, before it is drawn."""
+
+    title: str
+    summary: str
+    rows: list[Row]
+    left_out: str = ""
+    """How many jobs the table does not show, and how to see them; empty if it shows all."""
+    next: list[tuple[str, str]] = field(default_factory=list)
+    """(command, what it is for)."""
+
+
+RIGHT = ("job", "step", "rate", "left")
+FLEXIBLE = ("overrides",)
+
+
+def table(
+    sweep: Sweep,
+    jobs: Sequence[Job],
+    metric: Chosen,
+    *,
+    is_chosen: bool = False,
+    now: float | None = None,
+) -> Table:
+    """The table of some jobs of a sweep.
+
+    Args:
+        sweep: The sweep.
+        jobs: Its jobs in the order of the table.
+        metric: The metric to show.
+        is_chosen: Whether a person has chosen the jobs; else at most `MOST` are shown.
+        now: Unix time; None: now.
+    """
+    now = time.time() if now is None else now
+    metric = metric.of_sweep(jobs)
+    shown = list(jobs)
+    left_out = ""
+    if not is_chosen and len(shown) > MOST:
+        shown = [job for job in shown if job.needs_attention][:MOST]
+        rest = len(jobs) - len(shown)
+        left_out = f"… and {rest} more; `forge status --all` shows all jobs"
+    rows = [Row(job, cells(job, metric), notes(job, now)) for job in shown]
+    return Table(title(sweep), summary(sweep, now), rows, left_out, following(sweep))
+
+
+def title(sweep: Sweep) -> str:
+    """The directory, and the overrides that all jobs have in common."""
+    kind = "run" if sweep.is_single else "sweep"
+    common = f"  ({escape(' '.join(sweep.common))})" if sweep.common else ""
+    return f"{kind} {escape(str(sweep.path))}{common}"
+
+
+def summary(sweep: Sweep, now: float) -> str:
+    """How many jobs are in which state, and since when the sweep runs."""
+    counts = sweep.counts()
+    parts = [f"{counts[state]} {state.value}" for state in reversed(ORDER) if counts[state]]
+    begins = [job.began for job in sweep.jobs if job.began]
+    if begins:
+        parts.append(f"started {words.ago(now - min(begins))} ago")
+    if sweep.launcher is not None:
+        parts.append(f"its launcher runs here (pid {sweep.launcher})")
+    return " · ".join(parts)
+
+
+def cells(job: Job, metric: Chosen) -> dict[str, str]:
+    """The columns of a job."""
+    share = "" if job.share is None else f" ({job.share:.0%})"
+    found, best = metric.of(job), metric.best(job)
+    values = {}
+    if found is not None and best is not None:
+        values = {escape(metric.name): words.number(found.last), "best": words.number(best[0])}
+    return {
+        "job": str(job.number),
+        "state": job.state.value,
+        "step": "" if job.step is None else f"{job.step}{share}",
+        "rate": words.per_second(job.rate),
+        "left": words.clock(job.left_s),
+        **values,
+        "overrides": escape(job.label),
+    }
+
+
+def notes(job: Job, now: float) -> list[str]:
+    """Facts about a job that have no column; short lines."""
+    found = []
+    problem = problem_of(job)
+    if problem:
+        found.append(problem)
+    facts = []
+    if job.attempts > 1:
+        facts.append(f"{job.attempts} attempts: {words.reasons(job.ends)}")
+    if job.state is not State.finished:
+        if job.checkpoint is not None:
+            age = words.ago(job.checkpoint.age_s(now))
+            facts.append(f"checkpoint {job.checkpoint.path.name}, {age} ago")
+        elif job.step:
+            facts.append("no checkpoint yet")
+        if job.slurm_id:
+            facts.append(f"Slurm {job.slurm_id}")
+        if job.node and job.state.is_active:
+            facts.append(f"on {job.node}")
+    if facts:
+        found.append(" · ".join(facts))
+    return [*found, *job.missing]
+
+
+def problem_of(job: Job) -> str:
+    """The last problem of a job in a few words; empty if there is none."""
+    if job.hang:
+        return escape(job.hang)
+    if job.state is State.queued and job.waits_for:
+        return f"waits: {escape(job.waits_for)}"
+    if job.state is State.finished:
+        return ""
+    return escape(job.because)
+
+
+def following(sweep: Sweep) -> list[tuple[str, str]]:
+    """The commands that are worth typing next, and what they are for."""
+    bad = [job for job in sweep.jobs if job.needs_attention]
+    found = []
+    where = "" if sweep.is_single else f" {bad[0].number}" if bad else ""
+    if bad:
+        what = "why it ended" if sweep.is_single else f"why job {bad[0].number} ended"
+        found += [(f"forge why{where}", what), (f"forge logs{where}", "its output")]
+    left = [job for job in sweep.jobs if job.state.is_final and job.state is not State.finished]
+    if left and not sweep.is_single:
+        found.append(("forge resume", f"start again {words.count(len(left), 'job')}"))
+    if any(job.state.is_active for job in sweep.jobs):
+        found.append(("forge status --watch", "look again every two seconds"))
+    if any(job.metrics for job in sweep.jobs) and len(sweep.jobs) > 1:
+        found.append(("forge collect", "overrides and results as a table"))
+    return found

@@ -1,0 +1,161 @@
+"""A sweep as its directory describes it: the jobs, and whether a launcher looks after them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from forge.errors import NoSweep
+from forge.filesystem.files import FORGE, open_file
+from forge.jobdir.job_files import LOCK, forge_dir
+from forge.jobdir.job_state import State
+from forge.slurm.submitted import Submitted
+from forge.sweeps import collect, reader
+from forge.sweeps.job import Job
+from forge.sweeps.liveness import Locks
+from forge.sweeps.reader import INDEX, JobEntry
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The jobs of a sweep; a single run is a sweep of one job."""
+
+    path: Path
+    """The sweep's directory, or that of the run."""
+    jobs: tuple[Job, ...]
+    common: tuple[str, ...] = ()
+    """The overrides that all jobs have in common."""
+    is_single: bool = False
+    """Whether it is a single run."""
+    launcher: int | None = None
+    """The pid of the launcher that runs on this machine; None: there is none, or it is unknown."""
+    missing: tuple[str, ...] = ()
+    """Files that could not be read, and why, for people."""
+
+    def counts(self) -> Counter[State]:
+        """State -> number of jobs."""
+        return Counter(job.state for job in self.jobs)
+
+    def frame(self) -> Any:
+        """A pandas DataFrame with a row for each job: overrides, result, last and best metrics.
+
+        Raises:
+            ModuleNotFoundError: If pandas is not installed.
+        """
+        import pandas as pd
+
+        rows = collect.rows(self.jobs)
+        return pd.DataFrame(rows, columns=collect.columns(rows))
+
+    def find(self, wanted: str) -> Job:
+        """A job by its number, its Slurm id, its directory, or an override such as `lr=0.1`.
+
+        Raises:
+            NoSweep: If no job, or more than one, matches.
+        """
+        found = [job for job in self.jobs if _is_called(job, wanted)]
+        if len(found) == 1:
+            return found[0]
+        known = ", ".join(_name(job) for job in (found or self.jobs)[:5])
+        more = f", … ({len(found or self.jobs)} jobs)" if len(found or self.jobs) > 5 else ""
+        what = "more than one job matches" if found else "there is no such job"
+        raise NoSweep(
+            f"`{wanted}`: {what} in {self.path}. Expected a number, a Slurm job id, a directory or"
+            f" overrides, one of: {known}{more}"
+        )
+
+
+def _name(job: Job) -> str:
+    return f"{job.number} ({job.label})" if job.label else str(job.number)
+
+
+def _is_called(job: Job, wanted: str) -> bool:
+    if wanted in (str(job.number), job.slurm_id) and wanted:
+        return True
+    words = wanted.replace(",", " ").split()
+    if words and all("=" in word for word in words):
+        return set(words) <= set(job.overrides)
+    return os.path.realpath(wanted) == os.path.realpath(job.directory)
+
+
+def sweep(path: str | os.PathLike[str]) -> Sweep:
+    """Read a sweep, or a single run, from its directory: `forge.sweep("multirun/…").jobs`.
+
+    The call writes and locks nothing, so it works while jobs run, and on a read-only file system.
+
+    Args:
+        path: The directory of a sweep (Hydra's `hydra.sweep.dir`), of one of its jobs, or of a run
+            without a launcher.
+    Returns:
+        The jobs as they are now. `job.history()` and `job.curve(metric)` read more of a job.
+    Raises:
+        NoSweep: If the path is none of these.
+    """
+    path = Path(path).absolute()
+    if (forge_dir(path) / INDEX).is_file():
+        return _sweep(path)
+    if is_job(path):
+        return _single(path)
+    raise NoSweep(
+        f"{path}: expected the directory of a sweep or of a run, found no `{FORGE}` in it"
+        + ("." if path.is_dir() else ": there is no such directory.")
+    )
+
+
+def read_again(path: Path, job: Job) -> Job:
+    """A job of the sweep in `path`, as it is now."""
+    entry = JobEntry(job.number, "", job.overrides)
+    return reader.read_job(entry, job.directory, job.label, Locks())
+
+
+def is_job(path: Path) -> bool:
+    """Whether a path is the directory of a job, or of a run without a launcher."""
+    own = forge_dir(path)
+    return (own / "plan.json").is_file() or (own / "ledger").is_dir()
+
+
+def is_sweep(path: Path) -> bool:
+    """Whether a path is the directory of a sweep."""
+    return (forge_dir(path) / INDEX).is_file()
+
+
+def _sweep(path: Path) -> Sweep:
+    locks = Locks()
+    found, bad = reader.entries(path)
+    texts, common = reader.labels(one.overrides for one in found)
+    ids = Submitted(path).ids
+    jobs = []
+    for entry, label in zip(found, texts, strict=True):
+        directory = Path(os.path.normpath(path / entry.subdir))
+        job = reader.read_job(entry, directory, label, locks)
+        jobs.append(job if job.slurm_id else replace(job, slurm_id=ids.get(job.number, "")))
+    launcher = _launcher(path, locks)
+    if launcher is None and locks.is_held(path) is False:
+        jobs = [_without_launcher(job) for job in jobs]
+    missing = (f"{bad} damaged lines in {forge_dir(path) / INDEX}",) if bad else ()
+    return Sweep(path, tuple(jobs), tuple(common), launcher=launcher, missing=missing)
+
+
+def _without_launcher(job: Job) -> Job:
+    """A job of a local sweep without a launcher: nothing starts it."""
+    is_waiting = job.state is State.queued and not job.slurm_id
+    return replace(job, because="not started yet") if is_waiting and not job.because else job
+
+
+def _single(path: Path) -> Sweep:
+    entry = JobEntry(0, ".", ())
+    return Sweep(path, (reader.read_job(entry, path, "", Locks()),), is_single=True)
+
+
+def _launcher(path: Path, locks: Locks) -> int | None:
+    try:
+        with os.fdopen(open_file(forge_dir(path) / LOCK), "rb") as file:
+            text = file.read(32).decode(errors="replace")
+    except OSError:
+        return None
+    pid = int(text) if re.fullmatch(r"\d+", text) else None
+    return pid if pid is not None and locks.is_held(path, pid) else None

@@ -1,0 +1,1 @@
+"""Why a job stopped, waits, restarts or saved nothing: the cause, the evidence, and what helps"""

@@ -1,0 +1,182 @@
+"""All answers about a job: its state first, then its restarts, its budget and its saves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from forge.jobdir.job_state import State
+from forge.slurm import pending
+from forge.sweeps import words
+from forge.sweeps.why import ends
+from forge.sweeps.why.evidence import Answer, Evidence
+
+_BUDGETS = {
+    **dict.fromkeys(
+        ("preempted", "node_failed", "requested", "signalled"),
+        ("preemptions", "max_preemptions", "requeue.max_preemptions"),
+    ),
+    "time_limit": ("timeouts", "max_timeouts", "requeue.max_timeouts"),
+    **dict.fromkeys(
+        ("forced", "crashed", "out_of_memory", "rank_lost", "disk_full"),
+        ("failures", "max_failures", "requeue.max_failures"),
+    ),
+    "hung": ("hangs", "max_hangs", "hang.max_restarts"),
+}
+"""Reason -> its count, its limit in the plan, and the key of the limit in the policy."""
+
+
+def of_job(known: Evidence) -> list[Answer]:
+    """Why a job is in its state, the most important answer first."""
+    job = known.job
+    if job.state is State.finished:
+        at = "" if job.step is None else f" at step {job.step}"
+        return [Answer("finished", f"The job has finished{at}.")]
+    found = list(_hang(known))
+    if job.is_cancelled or (job.state is State.stopping and known.files.cancel):
+        found.append(_cancelled(known))
+        return found
+    if job.state is State.queued:
+        found += _queued(known)
+    elif job.state is State.lost:
+        found.append(_lost(known))
+    last = known.last_ended
+    if last is not None:
+        found.append(ends.of_attempt(known, last))
+        found += _budget(known, last.reason)
+    found += _saves(known)
+    if not found:
+        found.append(_as_usual(known))
+    return found
+
+
+def _hang(known: Evidence) -> Iterator[Answer]:
+    """A hang of the running attempt that was only logged."""
+    if known.job.state.is_active and known.job.hang:
+        yield Answer(
+            "hung",
+            known.job.hang,
+            (f"stacks of all ranks: {known.directory}/hangs/*/summary.txt",),
+            ("`resilience.hang.action=restart` restarts a job that hangs.",),
+        )
+
+
+def _cancelled(known: Evidence) -> Answer:
+    job = known.job
+    by = f" by {known.files.cancel['by']}" if known.files.cancel.get("by") else ""
+    begun = "" if job.attempts else " before it had run"
+    step = f" Its checkpoint is {job.checkpoint.path.name}." if job.checkpoint else ""
+    what = "saves and stops: it was" if job.state is State.stopping else "was"
+    return Answer(
+        "cancelled",
+        f"The job {what} cancelled{by}{begun}.{step}",
+        (f"{known.directory}/.forge/cancel.json",) if known.files.cancel else ("Slurm",),
+        (f"`forge resume {job.number}` starts it again.",),
+    )
+
+
+def _queued(known: Evidence) -> Iterator[Answer]:
+    job = known.job
+    if job.waits_for:
+        is_stuck = pending.is_stuck(job.waits_for)
+        what = ", which does not end by itself" if is_stuck else ""
+        release, cancel = f"`scontrol release {job.slurm_id}`", f"`forge cancel {job.number}`"
+        yield Answer(
+            "pending",
+            f"Slurm has the job in its queue: {job.waits_for}{what}.",
+            (f"squeue, job {job.slurm_id}",),
+            (f"If it is held: {release}. Else {cancel}, and `forge resume` with other options.",)
+            if is_stuck
+            else (),
+        )
+    elif job.slurm_id:
+        yield Answer("pending", f"The job waits in Slurm's queue as {job.slurm_id}.")
+    elif known.sweep.launcher is None:
+        yield Answer(
+            "not_started",
+            "The job was not started, and no launcher of this sweep runs on this machine.",
+            (f"{known.sweep.path}/.forge/lock is not locked",),
+            ("`forge resume` starts it.",),
+        )
+    else:
+        yield Answer("not_started", "The launcher starts the job when another job has ended.")
+
+
+def _lost(known: Evidence) -> Answer:
+    recorded = known.files.state
+    section = recorded.state.value if recorded is not None else "running"
+    return Answer(
+        "lost",
+        f"The job's processes have ended without recording why (state `{section}`): they were"
+        " killed together with their launcher, or the machine went down.",
+        (f"nothing holds {known.directory}/.forge/lock, and its last state is `{section}`",),
+        ("`forge resume` continues it from its last checkpoint.",),
+    )
+
+
+def _budget(known: Evidence, reason: str) -> Iterator[Answer]:
+    """The limit of the policy for which the job is not started again, if one was reached."""
+    if not known.job.state.is_final or reason in ("finished", "cancelled", "interrupted"):
+        return
+    limits, counts = known.limits, known.counts
+    most = limits.get("max_no_progress")
+    if most and counts.get("no_progress", 0) >= most:
+        yield Answer(
+            "no_progress",
+            f"The job is not started again: {counts['no_progress']} attempts in a row saved nothing"
+            " new.",
+            (f"`resilience.requeue.max_no_progress={most}`",),
+            (
+                "Save earlier (`resilience.checkpoint.every_s`), or find out why each attempt ends"
+                " before its first save.",
+            ),
+        )
+    counter, limit, key = _BUDGETS.get(reason, ("", "", ""))
+    most = limits.get(limit)
+    if counter and most is not None and counts.get(counter, 0) >= most:
+        yield Answer(
+            "budget",
+            f"The job is not started again: {words.count(counts[counter], 'restart')} for this"
+            f" reason, and the limit is {most}.",
+            (f"`resilience.{key}={most}`",),
+            (f"Find out why it ends; then `forge resume`, or raise `resilience.{key}`.",),
+        )
+    if counter and limits.get("enabled") is False:
+        yield Answer(
+            "requeue_disabled",
+            f"The job is not started again: {limits.get('why_not')}.",
+            (),
+            ("Set `resilience.requeue.enabled=true`.",),
+        )
+
+
+def _saves(known: Evidence) -> Iterator[Answer]:
+    """Why the running attempt, or the last one, saved nothing."""
+    job = known.job
+    if known.files.ledger.problem is not None:
+        error = known.files.ledger.problem
+        yield Answer(
+            "save_failed",
+            f"The last save, at step {error.get('step')}, failed: {error.get('error')}.",
+            (".forge/ledger: an event `save_failed`",),
+            ("The next save tries again; after five failures in a row the job ends.",),
+        )
+    if not job.state.is_active or job.is_command or job.checkpoint is not None:
+        return
+    if job.state is State.starting:
+        took = "" if job.since is None else f" {words.ago(time.time() - job.since)} ago"
+        yield Answer(
+            "starting", f"The job's process was started{took}, and has not begun its first step."
+        )
+    elif known.files.ledger.number:
+        yield Answer(
+            "nothing_saved_yet",
+            "No checkpoint is saved yet: the first is due after `resilience.checkpoint.every_s` or"
+            " `every_steps`.",
+        )
+
+
+def _as_usual(known: Evidence) -> Answer:
+    job = known.job
+    at = "" if job.step is None else f" at step {job.step}"
+    return Answer("running", f"Nothing is wrong: the job is {job.state.value}{at}.")

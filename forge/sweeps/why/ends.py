@@ -1,0 +1,350 @@
+"""Why an attempt ended: a rule for each reason, in the words and with the keys that help."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from forge.errors import Reason
+from forge.jobdir import code
+from forge.sweeps import output, words
+from forge.sweeps.attempts import Attempt
+from forge.sweeps.why.evidence import Answer, Evidence
+
+_SHOWN = 5
+
+
+def of_attempt(known: Evidence, attempt: Attempt) -> Answer:
+    """Why an attempt ended."""
+    rule = _RULES.get(attempt.reason)
+    answer = None if rule is None else rule(known, attempt)
+    if answer is not None:
+        return answer
+    text = attempt.text or words.reason(attempt.reason) or "nothing recorded why it ended"
+    return Answer(attempt.reason or "unknown", f"The attempt ended: {text}.", (_ended(attempt),))
+
+
+def _ended(attempt: Attempt) -> str:
+    """The line of the job's ledger about the end of an attempt."""
+    code = "" if attempt.code is None else f", code {attempt.code}"
+    return f".forge/ledger/job.jsonl: attempt {attempt.number} ended, {attempt.reason}{code}"
+
+
+def _repeats(attempt: Attempt) -> str:
+    """How much the next attempt repeats."""
+    if attempt.end_step is None:
+        return "no step had begun"
+    if attempt.saved_step is None:
+        saved = attempt.start_step or 0
+        return f"it had saved nothing: {attempt.end_step - saved} steps are repeated"
+    lost = attempt.end_step - attempt.saved_step
+    return f"its last checkpoint is step_{attempt.saved_step}: {max(lost, 0)} steps are repeated"
+
+
+# -- the user's code -----------------------------------------------------------------------------
+
+
+def _failed(known: Evidence, attempt: Attempt) -> Answer:
+    frame = str(known.files.verdict.get("frame") or output.last_frame(known.output))
+    if not frame and attempt.code is not None:
+        return Answer(
+            "exit_code",
+            f"Your program ended with exit code {attempt.code}, without an exception of main.",
+            (_ended(attempt), f"its output: {known.output_file()}"),
+            (
+                "If this exit code means that another start can help, name it in"
+                f" `resilience.requeue.rules=[{{exit_codes: [{attempt.code}], max_restarts: 2}}]`.",
+            ),
+        )
+    at = f", at {frame}" if frame else ""
+    return Answer(
+        "exception",
+        f"Your code raised an exception{at}: {attempt.text}.",
+        (_ended(attempt), f"traceback: {known.output_file()}"),
+        (
+            "forge does not start a job again after an exception, since it would come back."
+            " Correct the code, then run `forge resume`.",
+        ),
+    )
+
+
+def _code_changed(known: Evidence, attempt: Attempt) -> Answer:
+    files = code.changed_files(known.files.plan.get("code") or {})
+    cwd = os.path.join(str(known.files.plan.get("cwd") or ""), "")
+    shown = ", ".join(one.removeprefix(cwd) for one in files[:_SHOWN]) or "undone by now"
+    return Answer(
+        "code_changed",
+        f"The job failed, and its code has changed since it was submitted: {shown}.",
+        (_ended(attempt), attempt.text),
+        (
+            "Undo the edit, or make the code work with the config of the submission"
+            f" ({known.directory}/.forge/config.yaml); then run `forge resume`.",
+        ),
+    )
+
+
+# -- memory, disk, kills ---------------------------------------------------------------------------
+
+
+def _out_of_memory(known: Evidence, attempt: Attempt) -> Answer:
+    slurm = known.files.plan.get("slurm") is not None
+    more = "`forge resume hydra.launcher.mem_gb=…`" if slurm else "a smaller batch, fewer workers"
+    return Answer(
+        "out_of_memory",
+        f"The kernel killed the job for lack of memory; {_repeats(attempt)}.",
+        (_ended(attempt), attempt.text),
+        (f"Give the job more memory ({more}), or let it need less.",),
+    )
+
+
+def _disk_full(known: Evidence, attempt: Attempt) -> Answer:
+    failed = [str(one.get("error")) for one in known.events("save_failed", attempt=attempt)]
+    return Answer(
+        "disk_full",
+        "A checkpoint could not be written, since the disk or the quota is full.",
+        (_ended(attempt), *failed[-1:]),
+        (
+            "Make room, or keep fewer checkpoints (`resilience.checkpoint.keep_last`). The job"
+            " starts again by itself once there is room.",
+        ),
+    )
+
+
+def _io_error(known: Evidence, attempt: Attempt) -> Answer:
+    return Answer(
+        "checkpoints",
+        f"The checkpoints cannot be written or read: {attempt.text}.",
+        (_ended(attempt),),
+        (f"`forge verify {known.directory}` checks all of them.",),
+    )
+
+
+def _crashed(known: Evidence, attempt: Attempt) -> Answer:
+    section = _section(known, attempt)
+    doing = f" while it was in `{section}`" if section else ""
+    return Answer(
+        "killed",
+        f"The job's process was {attempt.text}{doing}; {_repeats(attempt)}.",
+        (_ended(attempt), f"its output: {known.output_file()}"),
+        (
+            "If no person killed it, look for a crash of a library in the output. If memory ran out"
+            " without a cgroup, `dmesg` on the node says so.",
+        ),
+    )
+
+
+# -- stops -------------------------------------------------------------------------------------
+
+
+def _section(known: Evidence, attempt: Attempt) -> str:
+    """The section in which the task ended, by its last heartbeat; empty if it is unknown."""
+    ends = list(known.events("end", attempt=attempt))
+    return str(ends[-1].get("section") or "") if ends else ""
+
+
+def _forced(known: Evidence, attempt: Attempt) -> Answer:
+    timeout_s = known.files.plan.get("timeout_s") or 0
+    section = _section(known, attempt)
+    if section == "save":
+        return _save_too_long(known, attempt)
+    remedy = (
+        "Put a long evaluation into a function of `run.every`, which a stop can interrupt; or give"
+        " the stop more time (`resilience.shutdown.timeout_s`, with a larger"
+        " `resilience.signal.warning_s`)."
+    )
+    where = {
+        "step": "the step that was running took longer",
+        "outside": "the code outside of the loop did not return",
+        "start_up": "the start-up was not done",
+        "evaluation": "the evaluation did not return",
+        "collective": "it waited for other ranks",
+    }.get(section, "no step boundary was reached")
+    return Answer(
+        "stopped_late",
+        f"The job was asked to stop, and had not exited {timeout_s:g} s later: {where};"
+        f" {_repeats(attempt)}.",
+        (_ended(attempt), f"stacks of its threads: {known.output_file()}"),
+        (remedy,),
+    )
+
+
+def _save_too_long(known: Evidence, attempt: Attempt) -> Answer:
+    took = [float(one["seconds"]) for one in known.events("save") if "seconds" in one]
+    longest = f" (the longest save so far took {max(took):.1f} s)" if took else ""
+    warning_s = known.files.plan.get("warning_s") or 0.0
+    return Answer(
+        "save_too_long",
+        f"The job was killed while it saved{longest}: the warning of {warning_s:g} s before the end"
+        f" is too short; {_repeats(attempt)}.",
+        (_ended(attempt),),
+        (f"Set `resilience.signal.warning_s` to at least {_enough(took, warning_s):.0f}.",),
+    )
+
+
+def _enough(took: list[float], warning_s: float) -> float:
+    return max(2 * max(took, default=0.0) + 30, 2 * warning_s)
+
+
+def _time_limit(known: Evidence, attempt: Attempt) -> Answer:
+    limit_s = known.files.plan.get("time_limit_s")
+    limit = f" of {words.clock(limit_s)}" if limit_s else ""
+    stops = list(known.events("stop", attempt=attempt))
+    if stops:
+        saved = f"saved at step {stops[-1].get('step')}"
+        return Answer(
+            "time_limit", f"The time limit{limit} was near; the job {saved}.", (_ended(attempt),)
+        )
+    if _section(known, attempt) == "save":
+        return _save_too_long(known, attempt)
+    is_run = any(known.events("run", attempt=attempt))
+    if not is_run and not known.job.is_command:
+        return Answer(
+            "no_run",
+            f"The time limit{limit} came, and the job has no `forge.Run` that could have saved.",
+            (_ended(attempt),),
+            ("Use `forge.Run` in main (docs/how-to/convert-a-loop.md), or raise the time limit.",),
+        )
+    if known.job.is_command:
+        return Answer(
+            "time_limit",
+            f"The time limit{limit} came; the command was asked to save and exit.",
+            (_ended(attempt), attempt.text),
+        )
+    return Answer(
+        "signal_missed",
+        f"The time limit{limit} came, and the training did not save before it: the signal"
+        f" {known.files.plan.get('signal', '')} did not reach it, or its step took longer than the"
+        f" warning of {known.files.plan.get('warning_s', 0):g} s; {_repeats(attempt)}.",
+        (_ended(attempt), f"its output: {known.output_file()}"),
+        (
+            "A container, a shell or torchrun above the training can swallow signals: start it with"
+            " `exec`, or with forge's launcher. If steps are long, set"
+            " `resilience.signal.warning_s` to more than two of them.",
+        ),
+    )
+
+
+def _by_cluster(known: Evidence, attempt: Attempt) -> Answer:
+    stops = list(known.events("stop", attempt=attempt))
+    saved = f"it saved at step {stops[-1].get('step')}" if stops else _repeats(attempt)
+    text = {
+        "preempted": "Slurm preempted the job",
+        "node_failed": "A node of the job failed",
+        "requested": "A requeue was requested",
+        "signalled": "Somebody sent SIGTERM to the job",
+    }[attempt.reason]
+    node = f" on {attempt.node}" if attempt.node else ""
+    return Answer(attempt.reason, f"{text}{node}; {saved}.", (_ended(attempt), attempt.text))
+
+
+def _by_a_person(known: Evidence, attempt: Attempt) -> Answer:
+    text = {
+        "cancelled": "The job was cancelled or terminated",
+        "interrupted": "The job was stopped by Ctrl+C",
+        "orphaned": "The launcher of the job exited, so the job saved and stopped",
+    }[attempt.reason]
+    what = "`forge resume` continues it" + (
+        ", if it is named." if attempt.reason == "cancelled" else "."
+    )
+    return Answer(attempt.reason, f"{text}; {_repeats(attempt)}.", (_ended(attempt),), (what,))
+
+
+# -- hangs, ranks, nodes, numbers -----------------------------------------------------------------
+
+
+def _hung(known: Evidence, attempt: Attempt) -> Answer:
+    hangs = list(known.events("hang", attempt=attempt))
+    if not hangs:
+        return Answer("hung", f"The job made no progress: {attempt.text}.", (_ended(attempt),))
+    last = hangs[-1]
+    line = f", at {last['line']}" if last.get("line") else ""
+    return Answer(
+        "hung",
+        f"Rank {last.get('rank')} made no progress in `{last.get('section')}` at step"
+        f" {last.get('step')} for {float(last.get('waited_s') or 0):.0f} s{line}"
+        f" ({last.get('because')}).",
+        (f"stacks of all ranks: {known.directory / str(last.get('folder'))}/summary.txt",),
+        (
+            "If it was slow and not hanging, raise `resilience.hang.timeout_s`; else correct the"
+            " line that the summary names.",
+        ),
+    )
+
+
+def _rank_lost(known: Evidence, attempt: Attempt) -> Answer:
+    return Answer(
+        "rank_lost",
+        f"A rank of the job died, and the other ranks ended: {attempt.text}; {_repeats(attempt)}.",
+        (_ended(attempt), f"the outputs of all ranks: {known.directory}/output.log*"),
+    )
+
+
+def _unhealthy(known: Evidence, attempt: Attempt) -> Answer:
+    return Answer(
+        "unhealthy",
+        f"A health check failed: {attempt.text}.",
+        (_ended(attempt),),
+        ("`srun -w NODE forge doctor` repeats the checks on a node.",),
+    )
+
+
+def _halted(known: Evidence, attempt: Attempt) -> Answer:
+    halts = list(known.events("halt", attempt=attempt))
+    text = str(halts[-1].get("text")) if halts else attempt.text
+    return Answer(
+        "halted",
+        f"The policy halted the job: {text}.",
+        (_ended(attempt),),
+        (
+            "A NaN: lower the learning rate, or set `resilience.nan.action=skip` or `rollback`"
+            " (docs/how-to/handle-nans.md), then `forge resume`.",
+        ),
+    )
+
+
+def _bad_config(known: Evidence, attempt: Attempt) -> Answer:
+    return Answer(
+        "config",
+        "The job could not start: its config, its code or the objects of forge.Run do not fit.",
+        (_ended(attempt), f"the message: {known.output_file()}"),
+        (f"`forge logs {known.job.number}` prints the message, which says what to do.",),
+    )
+
+
+def _in_use(known: Evidence, attempt: Attempt) -> Answer:
+    return Answer(
+        "directory_in_use",
+        f"Another process uses the job's directory: {attempt.text}.",
+        (_ended(attempt), f"the message: {known.output_file()}"),
+        ("Wait for it, or stop it; its pid and host are in the message.",),
+    )
+
+
+def _unanswered(known: Evidence, attempt: Attempt) -> Answer:
+    return Answer(
+        "not_requeued",
+        f"Slurm did not requeue the job: {attempt.text}.",
+        (_ended(attempt),),
+        ("`forge resume` submits it again.",),
+    )
+
+
+_RULES: dict[str, Callable[[Evidence, Attempt], Answer | None]] = {
+    Reason.failed.name: _failed,
+    Reason.code_changed.name: _code_changed,
+    Reason.out_of_memory.name: _out_of_memory,
+    Reason.disk_full.name: _disk_full,
+    Reason.io_error.name: _io_error,
+    Reason.crashed.name: _crashed,
+    Reason.forced.name: _forced,
+    Reason.time_limit.name: _time_limit,
+    **dict.fromkeys(("preempted", "node_failed", "requested", "signalled"), _by_cluster),
+    **dict.fromkeys(("cancelled", "interrupted", "orphaned"), _by_a_person),
+    Reason.hung.name: _hung,
+    Reason.rank_lost.name: _rank_lost,
+    Reason.unhealthy.name: _unhealthy,
+    Reason.halted.name: _halted,
+    Reason.bad_config.name: _bad_config,
+    Reason.in_use.name: _in_use,
+    Reason.unanswered.name: _unanswered,
+}

@@ -1,0 +1,41 @@
+"""Completion in a real shell."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = [sys.executable, "-m", "forge", "completion"]
+
+
+def completed(*words):
+    """The completions of the last word in bash."""
+    source = subprocess.run([*SCRIPT, "bash"], capture_output=True, text=True, check=True).stdout
+    line = " ".join(f"'{word}'" for word in words)
+    ask = f'COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _forge; echo "${{COMPREPLY[@]}}"'
+    done = subprocess.run(
+        ["bash", "--norc", "-c", f"{source}\n{ask}"], capture_output=True, text=True, check=True
+    )
+    return done.stdout.split()
+
+
+def test_bash_completes_commands_and_the_options_of_each():
+    """Also options that the usage line abbreviates."""
+    assert completed("forge", "st") == ["status"]
+    assert {"status", "why", "--version"} <= set(completed("forge", ""))
+    assert completed("forge", "logs", "--f") == ["--follow"]
+    assert "--times" in completed("forge", "rehearse", "-")
+    assert completed("forge", "status", "multi") == []  # then the shell completes paths
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells_get_a_script_that_names_all_commands(shell):
+    """If the shell is installed, it accepts the script."""
+    text = subprocess.run([*SCRIPT, shell], capture_output=True, text=True, check=True).stdout
+    assert "rehearse" in text
+    assert "group-by" in text
+    if shutil.which(shell):
+        flags = ["-n"] if shell == "fish" else ["-f", "-n"]
+        subprocess.run([shell, *flags], input=text, text=True, check=True, env=os.environ)

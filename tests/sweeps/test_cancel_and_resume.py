@@ -1,0 +1,188 @@
+"""`forge cancel` and `forge resume` of a sweep on this machine, from another process."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+from harness import Process, made_once, until
+from looked_at import CONF, TRAINING
+from sweeps import App, SweptJob, assert_same_job
+
+import forge
+from forge.jobdir import jsonl
+from forge.jobdir.cancel_request import CancelRequest
+from forge.jobdir.job_files import job_ledger
+from forge.jobdir.job_state import State
+
+
+def forge_command(app, *arguments, code=0):
+    """Run a command of forge as a person does; returns its output."""
+    words = [sys.executable, "-m", "forge", *arguments]
+    done = subprocess.run(words, cwd=app.folder, capture_output=True, text=True, timeout=250)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def states(app):
+    return [job.state for job in forge.sweep(app.sweep_dir).jobs]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(shared_folder):
+    """The jobs at two rates, that nothing interrupted."""
+
+    def make(folder):
+        App(folder / "app", TRAINING, CONF).finish("lr=0.1,0.2")
+
+    sweep = made_once(shared_folder / "not_cancelled", make) / "app" / "sweep"
+    return [SweptJob(sweep / str(number)) for number in range(2)]
+
+
+def test_a_cancelled_job_saves_and_starts_again_only_if_it_is_named(app, undisturbed):
+    """A person ends one job of many, looks, and continues it the next day: the same bits."""
+    app.hold(0, 12)
+    sweep = app.start("lr=0.1,0.2", "hydra.launcher.n_jobs=1")
+    app.job(0).wait_for_step(12)
+    text = forge_command(app, "cancel", str(app.sweep_dir), "0", "1")
+    assert "job 1: cancelled before it has run" in text
+    sweep.wait()
+    assert states(app) == [State.stopped, State.stopped]
+    first, second = forge.sweep(app.sweep_dir).jobs
+    assert first.is_cancelled
+    assert first.because.startswith("cancelled by ")
+    assert first.checkpoint.step == 13
+    assert second.attempts == 0
+    text = forge_command(app, "resume", str(app.sweep_dir))
+    assert "job 0 was cancelled; `forge resume 0` starts it" in text
+    assert "no job has to start" in text
+    text = forge_command(app, "resume", str(app.sweep_dir), "0", "1", "n_jobs=2")
+    assert "job 0 (lr=0.1) starts again from step_13" in text
+    assert states(app) == [State.finished, State.finished]
+    assert_same_job(app.job(0), undisturbed[0])
+    assert_same_job(app.job(1), undisturbed[1])
+    kinds = [one["kind"] for one in jsonl.events(job_ledger(app.job(0).directory))]
+    assert kinds[:1] + [one for one in kinds if one in ("cancel", "resumed")] == [
+        *("attempt", "cancel", "resumed")
+    ]
+
+
+def test_cancel_now_kills_without_a_save(app):
+    """A job that does not react, or whose result nobody needs."""
+    app.hold(0, 12)
+    sweep = app.start("lr=0.1")
+    app.job(0).wait_for_step(12)
+    forge_command(app, "cancel", "--now", str(app.sweep_dir), "0")
+    sweep.wait()
+    (job,) = forge.sweep(app.sweep_dir).jobs
+    assert job.state is State.stopped
+    assert job.checkpoint.step == 10
+    assert app.job(0).is_free()
+
+
+def test_all_jobs_are_cancelled_only_if_that_is_said(app, swept):
+    """`forge cancel` alone must not end a hundred jobs."""
+    text = forge_command(app, "cancel", str(swept), code=2)
+    assert "`--all` cancels all 4 jobs" in text
+
+
+def test_a_request_that_comes_before_the_first_attempt_prevents_it(app):
+    """The launcher starts a wrapper for the job, on whatever machine; the wrapper looks."""
+    app.hold(0, 5)
+    sweep = app.start("lr=0.1,0.2", "hydra.launcher.n_jobs=1")
+    app.job(0).wait_for_step(5)
+    CancelRequest().write(app.job(1).directory)
+    (app.folder / "hold 0").unlink()
+    sweep.wait()
+    first, second = forge.sweep(app.sweep_dir).jobs
+    assert (first.state, second.state) == (State.finished, State.stopped)
+    assert second.attempts == 0
+
+
+def test_a_sweep_without_a_launcher_is_resumed_with_its_old_config(app, undisturbed):
+    """Launcher and jobs were killed, and the config was edited since: the old one runs."""
+    app.hold(0, 12)
+    sweep = app.start("lr=0.1,0.2", "hydra.launcher.n_jobs=1")
+    app.job(0).wait_for_step(12)
+    sweep.signal(signal.SIGSTOP)
+    for pid in [app.job(0).wrapper, *app.job(0).marked]:
+        os.kill(pid, signal.SIGKILL)
+    sweep.signal(signal.SIGKILL)
+    sweep.wait()
+    until(lambda: not app.job(0).marked, "the end of the job")
+    assert states(app) == [State.lost, State.queued]
+    conf = app.folder / "conf.yaml"
+    conf.write_text(conf.read_text().replace("seed: 3", "seed: 4"))
+    script = app.folder / "train.py"
+    script.write_text(script.read_text() + "\n# edited\n")
+    text = forge_command(app, "resume", str(app.sweep_dir), "--dry-run")
+    assert "job 0 (lr=0.1) starts again from step_10: it was lost" in text
+    assert "job 1 (lr=0.2) starts again from step 0: it was queued" in text
+    assert states(app) == [State.lost, State.queued]
+    (app.folder / "hold 0").unlink()
+    text = forge_command(app, "resume", str(app.sweep_dir))
+    assert "The code has changed since job 0, 1 was launched: train.py" in text
+    assert states(app) == [State.finished, State.finished]
+    assert_same_job(app.job(0), undisturbed[0])
+    assert_same_job(app.job(1), undisturbed[1])
+
+
+def test_a_moved_sweep_is_resumed_where_it_is_now(app, undisturbed):
+    """A scratch disk is cleaned up: the directory was moved to another one."""
+    app.hold(0, 12)
+    sweep = app.start("lr=0.1,0.2", "hydra.launcher.n_jobs=1")
+    app.job(0).wait_for_step(12)
+    sweep.signal(signal.SIGTERM)
+    sweep.wait()
+    app.sweep_dir = app.sweep_dir.rename(app.folder / "moved")
+    forge_command(app, "resume", str(app.sweep_dir))
+    assert states(app) == [State.finished, State.finished]
+    assert_same_job(app.job(0), undisturbed[0])
+    assert_same_job(app.job(1), undisturbed[1])
+    assert not (app.folder / "sweep").exists()
+
+
+def test_only_failed_jobs_start_with_failed(app):
+    """And those that raised run again, since a person has asked for it."""
+    assert app.run("mode=ends,raises", "lr=0.2").returncode == 1
+    text = forge_command(app, "resume", str(app.sweep_dir), "--failed", code=1)
+    assert "1 job finished" in text
+    assert "job 1 (mode=raises) starts again from step_10: it was failed" in text
+    assert forge.sweep(app.sweep_dir).jobs[1].attempts == 2
+    log = (app.job(1).directory / "output.log").read_text()
+    assert len(forge.sweep(app.sweep_dir).jobs[1].history()) == 2
+    parts = [forge_command(app, "logs", str(app.sweep_dir), "1", "--attempt", n) for n in "12"]
+    assert "".join(parts) == log
+    assert "resumes at step 10" in parts[1]
+    assert "resumes at step 10" not in parts[0]
+
+
+def test_options_that_the_launcher_does_not_have_are_refused(app, swept, tmp_path):
+    """The policy is frozen, and a typo must not be taken for the name of a job."""
+    copy = tmp_path / "sweep"
+    shutil.copytree(swept, copy, symlinks=True)
+    text = forge_command(app, "resume", str(copy), "resilience.nan.action=halt", code=78)
+    assert "changes only options of the launcher" in text
+    text = forge_command(app, "resume", str(copy), "hydra.launcher.njobs=2", code=78)
+    assert "expected an option of the launcher" in text
+    (copy / ".forge" / "launch.json").unlink()
+    text = forge_command(app, "resume", str(copy), "1", code=78)
+    assert "resume.sh" in text
+
+
+def test_a_run_without_a_launcher_gets_the_signal_itself(app):
+    """`python train.py`: no wrapper looks for requests."""
+    app.hold("single", 12)
+    command = [sys.executable, "train.py", "hydra.run.dir=single"]
+    run = Process(command, app.folder / "single.txt", app.folder)
+    SweptJob(app.folder / "single").wait_for_step(12)
+    (job,) = forge.sweep(app.folder / "single").jobs
+    assert not job.has_wrapper
+    text = forge_command(app, "cancel", str(app.folder / "single"))
+    assert f"job 0: SIGTERM to process {job.pid}" in text
+    assert run.wait(60) == 143
+    (job,) = forge.sweep(app.folder / "single").jobs
+    assert job.state is State.stopped
+    assert job.checkpoint.step == job.step == 13

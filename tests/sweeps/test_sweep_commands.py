@@ -1,0 +1,173 @@
+"""`forge status`, `why`, `logs`, `collect`, `verify` and `report`, as a person types them."""
+
+import csv
+import io
+import json
+import sys
+
+import pytest
+
+from forge.cli import collect, logs, report, status, verify, why
+from forge.cli.sweep_command import USAGE
+
+
+@pytest.fixture
+def run(capfd, monkeypatch):
+    """Run a command; returns its output."""
+
+    def call(command, *arguments, code=0, columns=None):
+        if columns is not None:
+            monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+            monkeypatch.setenv("COLUMNS", str(columns))
+            monkeypatch.setenv("NO_COLOR", "1")
+        assert command.main([*map(str, arguments)]) == code
+        out, err = capfd.readouterr()
+        return out if code != USAGE else err
+
+    return call
+
+
+def test_status_shows_each_job_and_what_to_type_next(run, swept):
+    """In 80 columns: a person reads it over ssh."""
+    text = run(status, swept, columns=80)
+    lines = text.splitlines()
+    assert all(len(line) <= 80 for line in lines[1:])  # the first is a path
+    assert "2 finished · 2 failed" in text
+    assert "ValueError: planted error" in text
+    assert "2 attempts: 1 crashed, 1 finished" in text
+    assert "checkpoint step_10, " in text
+    assert "forge why 1" in text
+    assert "forge resume" in text
+
+
+def test_status_in_a_pipe_is_a_line_for_each_job(run, swept):
+    """So that grep finds a job with all of its facts."""
+    lines = run(status, swept).splitlines()
+    (raised,) = [line for line in lines if "mode=raises" in line]
+    assert "failed" in raised
+    assert "ValueError: planted error" in raised
+    assert not any("forge why" in line for line in lines)
+
+
+def test_status_as_json_has_all_fields_and_a_schema(run, swept):
+    """For programs: the names of the dataclass."""
+    content = json.loads(run(status, swept, "--json"))
+    assert content["schema"] == 1
+    job = content["jobs"][1]
+    assert (job["state"], job["step"], job["steps"]) == ("failed", 17, 40)
+    assert job["metrics"]["loss"]["last_step"] == 16
+    assert job["ends"] == {"failed": 1}
+
+
+def test_status_chooses_sorts_and_groups(run, swept):
+    """Of a hundred jobs, those that matter."""
+    failed = run(status, swept, "--failed")
+    assert "mode=raises" in failed
+    assert "mode=ends" not in failed
+    text = run(status, swept, "--sort", "metric", "--metric", "val_acc:max")
+    order = [line.split()[0] for line in text.splitlines() if line[:3].strip().isdigit()]
+    assert order == ["0", "2", "1", "3"]
+    groups = run(status, swept, "--group-by", "mode")
+    assert "mode=raises  1 failed" in groups
+    assert "expected one of: loss, val_acc" in run(status, swept, "--metric", "x", code=USAGE)
+    assert "expected one of: " in run(status, swept, "--group-by", "x", code=USAGE)
+
+
+def test_more_than_fifty_jobs_show_those_that_need_attention(run, swept, tmp_path):
+    """And how many more there are."""
+    sweep = tmp_path / "many"
+    (sweep / ".forge").mkdir(parents=True)
+    lines = []
+    for number in range(60):
+        own = swept / ("1" if number == 33 else "0")
+        lines.append({"number": number, "subdir": str(own), "overrides": [f"seed={number}"]})
+    text = "".join(f"{json.dumps(line)}\n" for line in lines)
+    (sweep / ".forge" / "jobs.jsonl").write_text(text)
+    shown = run(status, sweep, columns=80)
+    assert "seed=33" in shown
+    assert "seed=34" not in shown
+    assert "… and 59 more" in shown
+    assert "seed=34" in run(status, sweep, "--all", columns=80)
+
+
+def test_watch_in_a_pipe_ends_with_the_sweep(run, swept):
+    """A script can wait for a sweep in this way."""
+    assert "2 finished" in run(status, swept, "--watch")
+
+
+def test_why_names_the_line_of_the_exception_and_what_helps(run, swept):
+    """Without a look into the log."""
+    text = " ".join(run(why, swept, "1").split())
+    assert "Your code raised an exception, at " in text
+    assert "train.py:" in text
+    assert "in misbehave: ValueError: planted error" in text
+    assert "forge resume" in text
+    answers = json.loads(run(why, swept, "3", "--json"))["jobs"][0]["answers"]
+    assert answers[0]["cause"] == "exit_code"
+    both = run(why, swept)
+    assert "mode=raises" in both
+    assert "mode=exits" in both
+    assert "mode=ends" not in both
+
+
+def test_logs_prints_the_output_and_its_last_lines(run, swept):
+    """All of it, its end, or its path."""
+    output = (swept / "1" / "output.log").read_text()
+    assert run(logs, swept, "1") == output
+    assert run(logs, swept, "mode=raises", "-n", "2") == "".join(output.splitlines(True)[-2:])
+    assert run(logs, swept, "1", "--path") == f"{swept / '1' / 'output.log'}\n"
+    assert run(logs, swept, "1", "-f") == output
+    assert "name a job" in run(logs, swept, code=USAGE)
+    assert "has no rank 3" in run(logs, swept, "1", "--rank", "3", code=USAGE)
+
+
+def test_collect_has_overrides_results_and_metrics(run, swept):
+    """What main returned is there without the user's code."""
+    rows = list(csv.DictReader(io.StringIO(run(collect, swept))))
+    assert [row["mode"] for row in rows] == ["ends", "raises", "dies", "exits"]
+    assert [row["result"] for row in rows] == ["40", "", "40", ""]
+    assert rows[0]["val_acc.best"] == "0.3"
+    assert rows[0]["val_acc.best_step"] == "30"
+    content = json.loads(run(collect, swept, "--json", "--metric", "val_acc:min"))
+    assert content["rows"][0]["val_acc.best"] == 0.0
+    assert "loss" not in content["rows"][0]
+
+
+def test_verify_checks_every_checkpoint_and_names_the_damaged_one(run, swept, tmp_path):
+    """Exit code 74, so that a script notices."""
+    import shutil
+
+    assert "0 damaged" in run(verify, swept)
+    copy = tmp_path / "sweep"
+    shutil.copytree(swept, copy, symlinks=True)
+    (file,) = (copy / "1" / "checkpoints" / "step_10").glob("tensors*")
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    text = run(verify, copy / "1", code=74)
+    assert "DAMAGED" in text
+    assert "1 damaged" in text
+    content = json.loads(run(verify, copy / "1", "--json", code=74))
+    assert [one["is_intact"] for one in content["checkpoints"]] == [False]
+
+
+def test_the_report_is_one_file_without_a_network(run, swept, tmp_path):
+    """Every figure that has data, and no address that a browser would load."""
+    file = tmp_path / "report.html"
+    assert run(report, swept, "-o", file, "--metric", "val_acc:max") == f"{file}\n"
+    text = file.read_text()
+    for anchor in ("timeline", "goodput", "lost", "curves", "parallel", "stops", "saves", "jobs"):
+        assert f'id="{anchor}"' in text, anchor
+    assert "<script src" not in text
+    assert "ValueError: planted error" in text
+    assert len(text) < 6_000_000
+    text = run(report, swept, "-o", tmp_path / "none" / "x.html", code=USAGE)
+    assert "cannot be written" in text
+
+
+def test_a_path_that_is_no_sweep_is_said_in_one_line(run, tmp_path):
+    """By every command."""
+    for command in (status, why, collect, report, verify):
+        text = run(command, tmp_path / "none", code=USAGE)
+        assert "there is no such path" in text
+        assert text.count("\n") == 1
