@@ -60,6 +60,7 @@ commands = $(PROOF)/any_command.py
 frameworks = $(PROOF)/frameworks.py --times 20 --seed 1
 huggingface = $(PROOF)/huggingface.py --seed 1
 lightning = $(PROOF)/chaos_lightning.py --seed 1
+lightning_oldest = env FORGE_TESTS_LIGHTNING=lightning_oldest $(PYTEST) tests/compat/test_of_lightning.py tests/integrations/test_lightning.py
 lost_jobs = $(PROOF)/lost_jobs.py
 early_signals = $(PROOF)/early_signals.py 50
 own_scripts = $(PROOF)/own_scripts.py
@@ -69,10 +70,11 @@ hangs = $(PROOF)/planted_hangs.py
 attacks = $(PROOF)/all_attacks.py
 sick = $(PROOF)/sick_machine.py
 pages = $(MAKE) docs
-PROOFS := torture suite chaos rehearse sweeps tests marked ranks shards commands frameworks huggingface lightning lost_jobs early_signals own_scripts showcase earlier hangs attacks sick pages
+PROOFS := torture suite chaos rehearse sweeps tests marked ranks shards commands frameworks huggingface lightning lightning_oldest lost_jobs early_signals own_scripts showcase earlier hangs attacks sick pages
 
 proofs: $(VENV)/.dev-installed $(VENV)/.demo-installed $(VENV)/.docs-installed $(VENV)/.hydras-installed \
-  $(VENV)/.lightning-installed $(VENV)/.frameworks-installed $(VENV)/.trl-installed
+  $(VENV)/.lightning-installed $(VENV)/.lightning_oldest-installed $(VENV)/.frameworks-installed \
+  $(VENV)/.trl-installed
 	@rm -rf build/proofs && mkdir -p build/proofs
 	@$(MAKE) --no-print-directory --keep-going --jobs $(AT_ONCE) $(PROOFS:%=proof-%)
 
@@ -141,7 +143,13 @@ $(VENV)/.hydras-installed: $(VENV)/.dev-installed
 # Lightning, for the tests of integrations, and for what README.md says of it.
 $(VENV)/.lightning-installed: $(VENV)/.dev-installed
 	@$(IN_VENV) -m pip install -qq --no-deps --target $(VENV)/lightning/site-packages lightning==2.6.6 \
-	  pytorch-lightning==2.6.6 lightning-utilities==0.15.3 torchmetrics==1.9.0 tqdm
+	  pytorch-lightning==2.6.6 lightning-utilities==0.15.3 torchmetrics==1.9.0 tqdm==4.70.1
+	@touch $@
+
+# The oldest release that `forge.integrations.lightning` supports.
+$(VENV)/.lightning_oldest-installed: $(VENV)/.dev-installed
+	@$(IN_VENV) -m pip install -qq --no-deps --target $(VENV)/lightning_oldest/site-packages \
+	  lightning==2.5.0 pytorch-lightning==2.5.0 lightning-utilities==0.11.9 torchmetrics==1.6.0 tqdm==4.70.1
 	@touch $@
 
 # What many loops are written with: for the tests of integrations, and for proofs. torch and numpy are
