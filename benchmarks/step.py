@@ -22,7 +22,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 _TRAINING = """
 import math, sys, time
@@ -37,7 +37,7 @@ data = torch.randn(64, 16)
 def wait():
     # CPU seconds of the steps since the last turn, then until the next turn.
     global began
-    print(time.process_time() - began, flush=True)
+    print("CPU", time.process_time() - began, flush=True)
     sys.stdin.readline() or sys.exit()
     began = time.process_time()
 
@@ -82,11 +82,11 @@ BESIDE = {
 class Loop:
     """A training process that does some steps whenever it is asked."""
 
-    def __init__(self, kind: str, num_steps: int, folder: str) -> None:
+    def __init__(self, training: str, kind: str, num_steps: int, folder: str) -> None:
         os.makedirs(folder)
         self._num_steps = num_steps
         self._process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", _TRAINING, kind, str(num_steps), folder],
+            [sys.executable, "-W", "ignore", "-c", training, kind, str(num_steps), folder],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=folder,
@@ -97,10 +97,10 @@ class Loop:
 
     def _read(self) -> float:
         assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise SystemExit(f"a training loop ended with {self._process.wait()}")
-        return float(line)
+        for line in self._process.stdout:
+            if line.startswith("CPU "):  # libraries print, too
+                return float(line[4:])
+        raise SystemExit(f"a training loop ended with {self._process.wait()}")
 
     def turn(self) -> float:
         """Microseconds of CPU that one step took."""
@@ -115,11 +115,14 @@ class Loop:
         self._process.wait()
 
 
-def measured(num_steps: int, rounds: int) -> Iterator[tuple[str, list[float]]]:
+def measured(
+    training: str, kinds: Iterable[str], num_steps: int, rounds: int
+) -> Iterator[tuple[str, list[float]]]:
     """(kind of loop, its microseconds in each round)."""
     with tempfile.TemporaryDirectory() as folder:
         loops = {
-            kind: Loop(kind, num_steps, f"{folder}/{number}") for number, kind in enumerate(BESIDE)
+            kind: Loop(training, kind, num_steps, f"{folder}/{number}")
+            for number, kind in enumerate(kinds)
         }
         try:
             for loop in loops.values():
@@ -128,26 +131,35 @@ def measured(num_steps: int, rounds: int) -> Iterator[tuple[str, list[float]]]:
         finally:
             for loop in loops.values():
                 loop.end()
-    for kind in BESIDE:
+    for kind in kinds:
         yield kind, [one[kind] for one in taken]
 
 
-def main() -> None:
-    """Measure and print."""
+def compare(
+    about: str | None, training: str, all_beside: Mapping[str, str | None], steps: int
+) -> None:
+    """Measure and print.
+
+    Args:
+        about: The description of the program.
+        training: Python code of a process that trains.
+        all_beside: Each loop, and the one that it is compared with.
+        steps: Default for the steps of one turn.
+    """
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+        description=about, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--steps", type=int, default=500, help="steps of one turn")
+    parser.add_argument("--steps", type=int, default=steps, help="steps of one turn")
     parser.add_argument("--rounds", type=int, default=25)
     options = parser.parse_args()
-    print(f"{'':12} {'µs a step':>10} {'adds':>7}   beside")
+    print(f"{'':18} {'µs a step':>10} {'adds':>7}   beside")
     medians: dict[str, float] = {}
-    for kind, taken in measured(options.steps, options.rounds):
+    for kind, taken in measured(training, all_beside, options.steps, options.rounds):
         medians[kind] = statistics.median(taken)
-        beside = BESIDE[kind]
+        beside = all_beside[kind]
         adds = f"{medians[kind] - medians[beside]:7.1f}   {beside}" if beside else ""
-        print(f"{kind:12} {medians[kind]:10.1f} {adds}")
+        print(f"{kind:18} {medians[kind]:10.1f} {adds}")
 
 
 if __name__ == "__main__":
-    main()
+    compare(__doc__, _TRAINING, BESIDE, 500)

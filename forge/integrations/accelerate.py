@@ -13,7 +13,7 @@ try:
     from forge.integrations import prepared_loaders
     from forge.integrations.prepared_loaders import Passes, PreparedLoader
 except ImportError as error:
-    raise missing("accelerate", error) from error
+    raise missing("accelerate", "accelerate", error) from error
 
 
 class Run(forge.Run):

@@ -23,14 +23,18 @@ def refuse(what: str, problems: list[str]) -> NoReturn:
     raise forge.Exit(error.exit_code, str(error), error.reason)
 
 
-def missing(extra: str, error: ImportError) -> ImportError:
+def missing(name: str, packages: str, error: ImportError) -> ImportError:
     """The error of an integration whose package is not installed.
 
     Args:
-        extra: The extra of forge that installs it.
-        error: What importing the package raised.
+        name: The integration.
+        packages: The packages that it needs, as for pip.
+        error: What importing them raised.
     """
+    if not isinstance(error, ModuleNotFoundError):
+        return error
+    module = str(error.name).partition(".")[0]
     return ImportError(
-        f"forge.integrations.{extra} needs a package that is not installed ({error}). Run: pip"
-        f" install 'hydra-forge[{extra}]'"
+        f"forge.integrations.{name} needs a package that is not installed ({module}). Run: pip"
+        f" install {packages}"
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -26,6 +26,8 @@ _STATE = (
 _LIBRARIES = ("transformers", "trl", "peft", "accelerate", "forge")
 """Packages whose callbacks keep nothing that training depends on, apart from what they export."""
 _VALUES = (bool, int, float, list, dict, set, torch.Tensor)
+_TIMES = ("runtime", "per_second")
+"""Ends of the names of logged values that are times."""
 
 
 class TrainerProgress:
@@ -48,9 +50,11 @@ class TrainerProgress:
         """The progress after the last step."""
         trainer = self._trainer
         state = {name: getattr(trainer.state, name) for name in _STATE}
+        history = state["log_history"]
         return {
             "place": [*self.place, self.is_over],
-            "state": state | {"log_history": [dict(one) for one in state["log_history"]]},
+            "state": state | {"log_history": [without_times(row) for row in history]},
+            "measured": {"times": [{k: row[k] for k in row if is_time(k)} for row in history]},
             "sums": of_transformers.sums(trainer),
             "callbacks": {name: _exported(one) for name, one in self._callbacks()},
             "attributes": {name: _plain(getattr(trainer, name)) for name in self._attributes},
@@ -77,6 +81,8 @@ class TrainerProgress:
         """Restore the `TrainerState`, which the Trainer reads before it builds the optimizer."""
         for name, value in saved["state"].items():
             setattr(self._trainer.state, name, value)
+        rows = zip(saved["state"]["log_history"], saved["measured"]["times"], strict=True)
+        self._trainer.state.log_history = [row | times for row, times in rows]
 
     def unsaved(self) -> Iterator[str]:
         """A sentence for each callback whose attributes are not saved."""
@@ -105,6 +111,16 @@ class TrainerProgress:
                 name = type(one).__name__
                 seen[name] = seen.get(name, -1) + 1
                 yield f"{name}.{seen[name]}", one
+
+
+def is_time(name: str) -> bool:
+    """Whether a logged value is a time, which differs between two equal runs."""
+    return name.endswith(_TIMES)
+
+
+def without_times(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """Logged values without the times."""
+    return {name: value for name, value in logs.items() if not is_time(name)}
 
 
 def _exported(one: Any) -> dict[str, Any]:

@@ -13,10 +13,7 @@ from forge import messages
 from forge.compat import of_trl
 from forge.integrations import prepared_loaders
 from forge.integrations.refusal import refuse
-from forge.integrations.trainer_progress import TrainerProgress
-
-_TIMES = ("runtime", "per_second")
-"""Ends of the names of logged values that are times."""
+from forge.integrations.trainer_progress import TrainerProgress, without_times
 
 
 class TrainerRun:
@@ -64,10 +61,10 @@ class TrainerRun:
                 "auto_find_batch_size=True can change the batch size when the job starts again."
                 " Set it to False, and per_device_train_batch_size to a size that fits."
             )
-        if trainer.is_deepspeed_enabled:
+        if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
             problems.append(
-                "DeepSpeed keeps the optimizer's state itself. Use DDP, or FSDP with"
-                " fsdp_version=2."
+                "DeepSpeed and FSDP divide the model among the ranks in a way that was not tested"
+                " with forge. Use DDP, or FSDP2 in a loop of your own with forge.Run."
             )
         if of_trl.keeps_batches(trainer):
             problems.append(
@@ -212,9 +209,5 @@ class TrainerRun:
     def log(self, logs: Mapping[str, Any]) -> None:
         """Record what the Trainer logs, apart from times."""
         if self.run is not None and self._is_open:
-            kept = {
-                name: value
-                for name, value in logs.items()
-                if isinstance(value, numbers.Real) and not name.endswith(_TIMES)
-            }
-            self.run.log(**kept)
+            values = without_times(logs).items()
+            self.run.log(**{name: one for name, one in values if isinstance(one, numbers.Real)})

@@ -19,7 +19,7 @@ try:
     from forge.compat import of_transformers
     from forge.integrations.trainer_run import TrainerRun
 except ImportError as error:
-    raise missing("transformers", error) from error
+    raise missing("transformers", "transformers accelerate", error) from error
 
 
 class _Callback(TrainerCallback):

@@ -15,6 +15,8 @@ _OBJECTS = "live."
 uninterrupted runs, for example by a generator that is neither seeded nor used."""
 _LOADER = "forge.data.resumable.Resumable"
 """The class of objects whose state is a place in the data, which can differ in the same way."""
+_MEASURED = "measured"
+"""The key in the state of an object for times and the like, which can differ, too."""
 
 
 def differing_leaves(
@@ -50,8 +52,9 @@ def differing_values(
 def may_differ(path: str, run: RehearsedRun) -> bool:
     """Whether a leaf is not part of the trained state: uninterrupted runs can differ in it."""
     kinds = [kind for state in run.states.values() for kind in state["live"]["kinds"].items()]
-    loaders = tuple(f"{_OBJECTS}states.{name}." for name, kind in kinds if kind == _LOADER)
-    return not path.startswith(_OBJECTS) or path.startswith(loaders)
+    free = (name if kind == _LOADER else f"{name}.{_MEASURED}" for name, kind in kinds)
+    parts = tuple(f"{_OBJECTS}states.{part}." for part in free)
+    return not path.startswith(_OBJECTS) or path.startswith(parts)
 
 
 def _without_directory(value: Any, directory: str) -> Any:

@@ -9,6 +9,7 @@ fingerprints.
 from __future__ import annotations
 
 import contextlib
+import dis
 import functools
 import hashlib
 import os
@@ -36,10 +37,17 @@ _LONG = 2000
 """Elements of a container beyond which only a part of them is hashed."""
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), range)
 _NO_STATE = (types.ModuleType, types.BuiltinFunctionType, types.FrameType, types.CodeType)
-_NOT_READ = ("torch.", "forge.", "hydra.", "omegaconf.", "tqdm.")
+_NOT_READ = (
+    *("torch.", "forge.", "hydra.", "omegaconf.", "tqdm."),
+    *("accelerate.", "transformers."),
+)
 """Packages whose objects' attributes are not searched."""
 _MODULE_OWN = frozenset(vars(torch.nn.Module()))
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+_PACKAGES = {"site-packages", "dist-packages"}
+"""Folders of installed packages, also of another environment on `PYTHONPATH`."""
 
 
 class Variable(NamedTuple):
@@ -73,7 +81,9 @@ def variables(frame: types.FrameType | None, known: Collection[object]) -> Itera
                 code.co_filename, "" if is_global else code.co_name, frame.f_locals
             )
         frame = frame.f_back
-    for module in list(sys.modules.values()):
+    for name, module in list(sys.modules.items()):
+        if name.startswith("torch."):  # `torch.ops` has a file name without a folder
+            continue
         file = getattr(module, "__file__", None)
         if isinstance(file, str) and is_of_script(file):
             yield from reader.read(file, "", vars(module))
@@ -82,7 +92,7 @@ def variables(frame: types.FrameType | None, known: Collection[object]) -> Itera
 def is_of_script(file: str) -> bool:
     """Whether it belongs to neither Python, forge, nor an installed package."""
     is_file = file.endswith(".py") and not file.startswith("<")
-    return is_file and not file.startswith(_installed())
+    return is_file and not file.startswith(_installed()) and not _PACKAGES & {*file.split(os.sep)}
 
 
 @functools.cache
@@ -169,7 +179,8 @@ def _attributes(value: Any) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for name, one in value.named_modules():
             prefix = f"{name}." if name else ""
-            own = {key: x for key, x in vars(one).items() if key not in _MODULE_OWN}
+            others = _MODULE_OWN | _set_by_libraries(type(one).__mro__)
+            own = {key: x for key, x in vars(one).items() if key not in others}
             found |= {prefix + key: x for key, x in own.items() if not isinstance(x, _CALLABLE)}
         return found
     kind = f"{type(value).__module__}."
@@ -181,10 +192,40 @@ def _attributes(value: Any) -> dict[str, Any]:
     if not is_read or type(value).__module__ in sys.stdlib_module_names - {"__main__", "argparse"}:
         return {}
     slots = (name for kind in type(value).__mro__ for name in vars(kind).get("__slots__", ()))
-    own = {name: getattr(value, name) for name in slots if hasattr(value, name)}
+    own = _class_values(type(value))
+    own |= {name: getattr(value, name) for name in slots if hasattr(value, name)}
     own |= getattr(value, "__dict__", {})
+    own = {key: x for key, x in own.items() if key not in _set_by_libraries(type(value).__mro__)}
     is_torch = kind.startswith("torch.")  # for example the iterator of a DataLoader
     return {key: x for key, x in own.items() if not (is_torch and key.startswith("_"))}
+
+
+def _class_values(kind: type) -> dict[str, Any]:
+    """Values in a class of the script: those of an object until the object has its own."""
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
+    found = vars(kind).items() if is_of_script(file) else ()
+    return {key: x for key, x in found if isinstance(x, _PLAIN) and not key.startswith("__")}
+
+
+@functools.cache
+def _set_by_libraries(classes: tuple[type, ...]) -> frozenset[str]:
+    """The attributes that methods of installed base classes set, for a class of the script.
+
+    Args:
+        classes: The class and its bases.
+    """
+    files = [getattr(sys.modules.get(one.__module__), "__file__", None) for one in classes]
+    if not is_of_script(files[0] or ""):
+        return frozenset()
+    functions = (
+        function
+        for one, file in zip(classes, files, strict=True)
+        if file is not None and not is_of_script(file)
+        for function in vars(one).values()
+        if isinstance(function, types.FunctionType)
+    )
+    steps = (step for one in functions for step in dis.get_instructions(one))
+    return frozenset(str(step.argval) for step in steps if step.opname == "STORE_ATTR")
 
 
 _CACHE = type(functools.cache(len))

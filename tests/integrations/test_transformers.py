@@ -1,12 +1,17 @@
 """ForgeTrainer: struck at any place, a Trainer ends as it does without forge."""
 
+import importlib
 import re
+import sys
 
 import pytest
+import readme
 from harness import assert_same_bits
 from repository import ROOT
 from trained import Trained
 
+GALLERY = ROOT / "examples" / "gallery"
+PAGE = ROOT / "docs" / "how-to" / "huggingface.md"
 SCRIPTS = ROOT / "tests" / "proofs" / "trainers"
 SMALL = ROOT / "tests" / "support" / "jobs" / "trainer_options.py"
 
@@ -42,6 +47,7 @@ def test_it_ends_as_without_forge(made):
         ("step 17", "KILL", -9),
         ("eval 2", "TERM", 143),
         ("save 2", "KILL", -9),
+        ("own 2", "KILL", -9),
         ("step 39", "TERM", 143),
     ],
 )
@@ -63,6 +69,28 @@ def test_two_ranks_end_with_the_same_bits(made, tmp_path):
     run.run_to_end(([{}, {"step 11": "TERM"}], 143))
     assert run.differences(whole) == []
     assert run.repeated == [0]
+
+
+def test_the_script_of_the_page(tmp_path):
+    """Its last line is on the page, and is that of the script before the move, too."""
+    scripts = {"whole": ("huggingface", []), "before": ("huggingface_before", [])}
+    scripts["run"] = ("huggingface", [([{"step 40": "TERM"}], 143), ([{"own 2": "KILL"}], -9)])
+    lines = {}
+    for name, (script, attempts) in scripts.items():
+        run = Trained(tmp_path / name, GALLERY / f"{script}.py", checkpoints="runs/huggingface")
+        run.run_to_end(*attempts)
+        lines |= {name: [line for line in run.output.splitlines() if "best loss" in line]}
+    assert lines["run"] == lines["whole"] == lines["before"]
+    assert lines["whole"][0] in readme.blocks("text", PAGE)[0]
+
+
+def test_the_subclass_of_the_page(tmp_path):
+    """Its own attribute is as in an undisturbed run."""
+    (tmp_path / "mine.py").write_text(readme.blocks("python", PAGE)[0])
+    whole = play(tmp_path / "whole", subclass=tmp_path / "mine.py")
+    run = play(tmp_path / "run", ([{"step 8": "TERM"}], 143), subclass=tmp_path / "mine.py")
+    assert run.differences(whole) == []
+    assert run.final[0]["mean"] > 0
 
 
 # -- options ---------------------------------------------------------------------------------------
@@ -117,6 +145,8 @@ def test_finish_ends_the_loop(tmp_path):
     [
         ({"auto_find": 1}, "auto_find_batch_size=True can change the batch size"),
         ({"trial": 1}, "hyperparameter_search trains several times with one Trainer"),
+        ({"attribute": "is_fsdp_enabled"}, "DeepSpeed and FSDP divide the model among the ranks"),
+        ({"attribute": "_buffered_inputs"}, "ForgeTrainer uses generated batches in several steps"),
     ],
 )
 def test_options_without_an_exact_resume_are_refused(options, message, tmp_path):
@@ -124,6 +154,19 @@ def test_options_without_an_exact_resume_are_refused(options, message, tmp_path)
     run = Trained(tmp_path, SMALL, **{name.upper(): str(one) for name, one in options.items()})
     assert run.attempt() == [78]
     assert message in run.output
+
+
+@pytest.mark.parametrize(
+    ("name", "packages"),
+    [("transformers", "transformers accelerate"), ("accelerate", "accelerate")],
+)
+def test_a_package_that_is_not_installed_is_one_sentence(name, packages, monkeypatch):
+    """It names the package, and the command that installs it."""
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ImportError) as caught:
+        importlib.import_module(f"forge.integrations.{name}")
+    what = f"forge.integrations.{name} needs a package that is not installed ({name})"
+    assert str(caught.value) == f"{what}. Run: pip install {packages}"
 
 
 def test_what_is_switched_off_or_not_saved_is_named(tmp_path):

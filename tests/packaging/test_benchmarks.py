@@ -36,11 +36,13 @@ RUNS = {
     "slurm_launch.py": (f"--jobs 2 {ONE}", "Hydra checking"),
     "startup.py": (ONE, "import forge; forge.config.load"),
     "step.py": (f"--steps 10 {ONE}", "forge"),
+    "transformers_step.py": (f"--steps 10 {ONE}", "Accelerate, forge"),
 }
 """Benchmark -> its options, and something that it prints."""
 STARTS_PROCESSES = {
     *("agreement.py", "checkpoint.py", "health_beside.py", "launch.py", "progress_marks.py"),
     *("rank_saving.py", "restart_ranks.py", "slurm_launch.py", "startup.py", "step.py"),
+    "transformers_step.py",
 }
 IN_ONE_PROCESS = """
 import json, runpy, sys

@@ -57,6 +57,7 @@ ELSEWHERE = {
     ("docs/how-to/any-command.md", "yaml", 1): "test_exec.py::test_the_config_of_the_page",
     ("docs/how-to/health.md", "text", 1): "test_verdicts_of_checks.py::test_the_page_shows",
     ("docs/how-to/health.md", "yaml", 0): "test_verdicts_of_checks.py::test_the_yaml_of_the_page",
+    ("docs/how-to/huggingface.md", "python", 0): "test_transformers.py::test_the_subclass_of_the",
     ("docs/how-to/rehearse.md", "text", 0): "test_rehearse.py::test_a_script_that_keeps_state_out",
 }
 """(page, language, index of the block among those of that language) -> a prefix of its test."""

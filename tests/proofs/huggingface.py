@@ -4,7 +4,8 @@
     python tests/proofs/huggingface.py masked stream --times 2
 
 Each run is hit once or twice, by SIGTERM, SIGUSR1, SIGKILL or the time limit, in a step, a batch of
-an evaluation, a save, or the last step, and started again until it finishes. It must end with the
+an evaluation, a save of forge's or of the Trainer's own, or the last step, and started again until
+it finishes. It must end with the
 checkpoint, the logged values and the results of the undisturbed run, and repeat no step after a
 stop. The undisturbed run itself must end as the script does without forge. Ends with 1 otherwise.
 """
@@ -58,9 +59,10 @@ class Chaos:
         run = self._trained(str(number))
         hits, wrong, names = [], [], []
         for _ in range(rng.choice([1, 2])):
-            place, name = self._draw(rng)
+            rank, place = self._draw(rng, is_first=not hits)
+            name = rng.choice(list(CODES))
             strikes: list[Strikes] = [{} for _ in range(self._ranks)]
-            strikes[rng.randrange(self._ranks)] = {place: name}
+            strikes[rank] = {place: name}
             env = {"FORGE_END_TIME": str(time.time() + LIMIT_S)} if name == "limit" else {}
             codes = run.attempt(*strikes, **env)
             if not any(codes):  # it ended before it came to the place
@@ -77,17 +79,20 @@ class Chaos:
             wrong.append("other losses")
         return hits, wrong + ([run.output[-3000:]] if wrong else [])
 
-    def _draw(self, rng: random.Random) -> tuple[str, str]:
-        """A place, and what happens there."""
-        kind = rng.choice(["step", "step", "eval", "save", "last"])
-        total = len(self.whole.losses)
-        number = {
-            "step": rng.randint(1, total),
-            "eval": rng.randint(1, 6),
-            "save": rng.randint(1, 3),
-        }
-        place = f"{kind} {number[kind]}" if kind in number else f"step {total}"
-        return place, rng.choice(list(CODES))
+    def _draw(self, rng: random.Random, *, is_first: bool) -> tuple[int, str]:
+        """A rank, and a place that it reaches; a resumed attempt reaches fewer."""
+        kind = rng.choice(["step", "step", "eval", "save", "own", "last"])
+        if kind == "last" and is_first:
+            return rng.randrange(self._ranks), f"step {len(self.whole.losses)}"
+        places = [
+            (rank, number)
+            for rank in range(self._ranks)
+            if (number := self.whole.num_places(kind, rank))
+        ]
+        if not places:
+            kind, places = "step", [(0, len(self.whole.losses))]
+        rank, number = rng.choice(places)
+        return rank, f"{kind} {rng.randint(1, number if is_first else max(1, number // 3))}"
 
     def _wrong_codes(self, codes: list[int], name: str) -> list[str]:
         expected = CODES[name]

@@ -300,3 +300,11 @@ def test_the_place_of_a_loader_is_compared_only_if_two_plain_runs_agree_on_it(tm
     assert may_differ("live.states.loader.position.start.rng.python", run)
     assert not may_differ("live.states.net.weight", run)
     assert not may_differ("live.states.loader2.position", run)
+
+
+def test_measured_values_of_an_object_can_differ(tmp_path):
+    """A trainer's history has times; without them a resumed job would have another history."""
+    run = RehearsedRun("one", tmp_path, states={"": {"live": {"kinds": {"trainer": "my.Trainer"}}}})
+    assert may_differ("live.states.trainer.measured.times[0].eval_runtime", run)
+    assert not may_differ("live.states.trainer.measure", run)
+    assert not may_differ("live.states.trainer.state.measured", run)

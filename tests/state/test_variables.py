@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import os
 import random
 import sys
 from collections import deque
@@ -164,8 +165,45 @@ def test_a_variable_is_shown_in_a_few_words():
     assert len(list(shown.values())[6]) < 40
 
 
+class Mine(DataLoader):
+    """A subclass of an installed class."""
+
+    def __init__(self):
+        super().__init__([1, 2])
+        self.mean, self.batch_size_before = 1.5, self.batch_size
+
+
+def test_attributes_that_an_installed_base_class_sets_are_left_out(monkeypatch):
+    """A trainer has dozens of its own, which a resumed job does not need."""
+    monkeypatch.setattr("forge.state.variables._NOT_READ", ())
+    found = held(Mine())
+    assert found.keys() >= {"one.mean", "one.batch_size_before"}
+    assert "one.num_workers" not in found
+    assert "one.num_workers" in held(DataLoader([1, 2]))
+
+
+class Mean:
+    """Has its first value in the class."""
+
+    mean = 0.0
+
+
+def test_the_first_value_of_an_attribute_can_be_in_the_class():
+    """After a resume it is there again, and the saved value is nowhere."""
+    before, after = Mean(), Mean()
+    after.mean = 0.5
+    assert [held(one)["one.mean"].shown for one in (before, after)] == ["0", "0.5"]
+
+
+def test_a_module_of_torch_without_a_folder_is_no_script():
+    """`torch.ops.__file__` is `_ops.py`."""
+    assert not os.path.dirname(torch.ops.__file__)
+    assert torch.ops.__file__ not in {os.path.basename(each.file) for each in variables(None, ())}
+
+
 def test_installed_packages_are_no_script():
     assert is_of_script(__file__)
     assert not is_of_script(torch.__file__)
     assert not is_of_script(random.__file__)
+    assert not is_of_script("/elsewhere/site-packages/package/module.py")
     assert not is_of_script("<string>")

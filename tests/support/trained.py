@@ -114,6 +114,11 @@ class Trained:
         """The loss of each backward pass of rank 0, over all attempts."""
         return (self.directory / "steps_0.txt").read_text().splitlines()
 
+    def num_places(self, kind: str, rank: int) -> int:
+        """How often a rank reached a place of this kind, over all attempts; see jobs/strikes.py."""
+        lines = (self.directory / f"places_{rank}.txt").read_text().splitlines()
+        return lines.count(kind)
+
     @property
     def repeated(self) -> list[int]:
         """For every attempt but the first: completed steps that it did again."""

@@ -1,6 +1,16 @@
 """BERT fills masked words: the collator draws, passes end in an accumulation, the best is kept."""
 
-from tiny import ARGUMENTS, FORGE, IS_PLAIN, SIZES, WORDS, Sentences, save_end, tokenizer
+from tiny import (
+    ARGUMENTS,
+    FORGE,
+    IS_PLAIN,
+    SIZES,
+    WORDS,
+    Sentences,
+    own_checkpoint,
+    save_end,
+    tokenizer,
+)
 from transformers import (
     BertConfig,
     BertForMaskedLM,
@@ -45,5 +55,5 @@ trainer = Trainer(
     callbacks=[EarlyStoppingCallback(early_stopping_patience=9)],
     **FORGE,
 )
-trainer.train()
+trainer.train(own_checkpoint())
 save_end(model, trainer, best=trainer.state.best_metric)

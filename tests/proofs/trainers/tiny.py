@@ -7,6 +7,7 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerFast
+from transformers.trainer_utils import get_last_checkpoint
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -24,6 +25,11 @@ ARGUMENTS = {
     "seed": 1,
 }
 FORGE = {} if IS_PLAIN else {"policy": {"checkpoint": {"dir": "checkpoints", "every_steps": 4}}}
+
+
+def own_checkpoint():
+    """Without forge: the newest checkpoint of the Trainer's, from which to resume."""
+    return get_last_checkpoint("trainer") if IS_PLAIN and os.path.isdir("trainer") else None
 
 
 def tokenizer():

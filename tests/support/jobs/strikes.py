@@ -3,10 +3,11 @@
     {"step 17": "TERM"}    in the 17th backward pass of this process
     {"eval 2": "USR1"}     in the 2nd batch of an evaluation
     {"save 1": "KILL"}     as a checkpoint of forge is about to get its name
+    {"own 1": "KILL"}      as the Trainer is about to complete a checkpoint of its own
     {"step 3": "limit"}    does not signal, but takes until the time limit is near
 
-The script is not changed: the parts of Accelerate that it calls are. Each backward pass adds a line
-with its loss to steps_<rank>.txt.
+The script is not changed: the parts of its libraries that it calls are. Each backward pass adds a
+line with its loss to steps_<rank>.txt, and each place a line with its kind to places_<rank>.txt.
 """
 
 import json
@@ -18,14 +19,19 @@ import time
 from pathlib import Path
 
 import accelerate
+from transformers import TrainerState
 
+RANK = os.environ.get("RANK", 0)
 MARGIN_S = 10.0
 """Seconds of the default policy that a stop needs before the limit, without its save."""
-_counts = {"step": 0, "eval": 0, "save": 0}
+_counts = {"step": 0, "eval": 0, "save": 0, "own": 0}
+_places = Path(f"places_{RANK}.txt").absolute()
 
 
 def reach(kind, at):
     _counts[kind] += 1
+    with _places.open("a") as file:
+        file.write(f"{kind}\n")
     name = at.get(f"{kind} {_counts[kind]}")
     if name == "limit":
         time.sleep(max(0.0, float(os.environ["FORGE_END_TIME"]) - MARGIN_S - time.time()))
@@ -36,7 +42,8 @@ def reach(kind, at):
 def install(at):
     backward, gather = accelerate.Accelerator.backward, accelerate.Accelerator.gather_for_metrics
     rename, replace = os.rename, os.replace
-    steps = Path(f"steps_{os.environ.get('RANK', 0)}.txt").absolute()
+    keep = TrainerState.save_to_json
+    steps = Path(f"steps_{RANK}.txt").absolute()
 
     def struck_backward(self, loss, **options):
         with steps.open("a") as file:
@@ -48,6 +55,10 @@ def install(at):
         reach("eval", at)
         return gather(self, *given, **options)
 
+    def struck_keep(self, path):
+        reach("own", at)
+        keep(self, path)
+
     def struck(move):
         def moved(source, target, **options):
             if Path(target).name.startswith("step_"):
@@ -58,6 +69,7 @@ def install(at):
 
     accelerate.Accelerator.backward = struck_backward
     accelerate.Accelerator.gather_for_metrics = struck_gather
+    TrainerState.save_to_json = struck_keep
     os.rename, os.replace = struck(rename), struck(replace)
 
 

@@ -1,23 +1,28 @@
 """A Trainer whose options are in the environment: for the tests of forge's integration."""
 
 import os
+from pathlib import Path
 
 import torch
 import transformers
 from torch import nn
 from torch.utils.data import IterableDataset
-from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
+from transformers import Seq2SeqTrainingArguments, Trainer, TrainerCallback, set_seed
 
 transformers.logging.set_verbosity_error()
 GIVEN = {
     name: os.environ.get(name.upper())
     for name in (
         *("plain", "save", "begin", "nan", "finish"),
-        *("auto_find", "trial", "jit", "forgetful", "stream", "dispatch"),
+        *("auto_find", "trial", "jit", "forgetful", "stream", "dispatch", "subclass"),
+        "attribute",  # of the Trainer, as other hardware or another class sets it
     )
 }
 if GIVEN["plain"] is None:
     from forge.integrations.transformers import ForgeTrainer as Trainer
+if GIVEN["subclass"] is not None:
+    exec(Path(GIVEN["subclass"]).read_text())
+    Trainer = Mine  # noqa: F821 - of the text that was executed
 
 
 class Line(nn.Module):
@@ -61,7 +66,7 @@ class Stream(IterableDataset):
 set_seed(1)
 ROWS = [{"x": torch.randn(2), "labels": torch.randn(())} for _ in range(24)]
 is_stream = GIVEN["stream"] is not None
-arguments = TrainingArguments(
+arguments = Seq2SeqTrainingArguments(
     "trainer",
     max_steps=12 if not is_stream else 3,
     per_device_train_batch_size=4,
@@ -85,10 +90,13 @@ trainer = Trainer(
     callbacks=[Finish(), *([Forgetful()] if GIVEN["forgetful"] else [])],
     **({} if GIVEN["plain"] else {"policy": {"checkpoint": {"dir": "checkpoints"}}}),
 )
+if GIVEN["attribute"] is not None:
+    setattr(trainer, GIVEN["attribute"], True)
 trainer.train(GIVEN["begin"], GIVEN["trial"])
 history = [
     {key: one for key, one in row.items() if "runtime" not in key and "per_second" not in key}
     for row in trainer.state.log_history
 ]
 end = {"model": model.state_dict(), "history": history, "drawn": torch.rand(1).item()}
+end["mean"] = getattr(trainer, "mean_loss", None)
 torch.save(end, f"final_{os.environ.get('RANK', 0)}.pt")
