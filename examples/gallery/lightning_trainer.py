@@ -1,9 +1,9 @@
-"""Train with Lightning's Trainer, and resume exactly after every stop: the lines with `resume`."""
+"""A classifier with Lightning's Trainer: one callback, and a wrapped loader."""
 
 import lightning.pytorch as pl
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset, random_split
 
 from forge.integrations.lightning import ForgeCallback
 
@@ -31,7 +31,7 @@ class Classifier(pl.LightningModule):
         self.log("held_out", self.loss(batch))
 
     def configure_optimizers(self):
-        """AdamW with a plateau schedule."""
+        """AdamW, and a schedule that monitors the mean loss."""
         optimizer = torch.optim.AdamW(self.parameters(), lr=1e-3)
         schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=1)
         return {
@@ -41,28 +41,25 @@ class Classifier(pl.LightningModule):
 
 
 def main():
-    """Train for five epochs."""
+    """Train for three epochs."""
     pl.seed_everything(1)
     inputs = torch.randn(1200, 20)
     data = TensorDataset(inputs, (inputs.sum(1) > 0).long())
-    train, held_out = torch.utils.data.random_split(data, [1000, 200])
-
-    resume = ForgeCallback({"checkpoint": {"dir": "checkpoints", "every_s": 60}})
+    train_data, held_out = random_split(data, [1000, 200])
+    train_loader = DataLoader(train_data, 10, shuffle=True)
+    module = Classifier()
+    saves = pl.callbacks.ModelCheckpoint("runs/best", monitor="held_out")
+    resume = ForgeCallback({"checkpoint": {"dir": "runs/lightning", "every_steps": 50}})
     trainer = pl.Trainer(
-        max_epochs=5,
+        max_epochs=3,
         accumulate_grad_batches=2,
         gradient_clip_val=1.0,
+        callbacks=[saves, resume],
         logger=False,
         enable_progress_bar=False,
-        callbacks=[pl.callbacks.ModelCheckpoint("best", monitor="held_out"), resume],
     )
-    model = Classifier()
-    trainer.fit(
-        model,
-        resume.loader(DataLoader(train, 10, shuffle=True)),
-        DataLoader(held_out, 50),
-    )
-    print(f"{trainer.global_step} steps, loss {trainer.callback_metrics['held_out']:.4f}")
+    trainer.fit(module, resume.loader(train_loader), DataLoader(held_out, 50))
+    print(f"{trainer.global_step} steps, best loss {saves.best_model_score:.4f}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,15 @@
 """Lightning's Trainer under `ForgeCallback`; many more places are hit in `make proofs`."""
 
+import importlib
+import sys
+
 import pytest
-from lightning_jobs import LightningJob, run_function
+import readme
+from lightning_jobs import LightningJob, run_function, run_script
+from repository import ROOT
+
+GALLERY = ROOT / "examples" / "gallery"
+PAGE = ROOT / "docs" / "how-to" / "lightning.md"
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +40,8 @@ def test_forge_changes_nothing(script, whole, tmp_path):
         ("automatic", [({"step 20": "TERM"}, 143), ({"validation 3": "USR1"}, 75)]),
         ("stream", [({"step 17": "TERM"}, 143), ({"step 29": "KILL"}, -9)]),
         ("combined", [({"step 12": "USR1"}, 75)]),
+        ("datamodule", [({"step 17": "TERM"}, 143), ({"step 30": "USR1"}, 75)]),
+        ("datamodule", [({"step 17": "KILL"}, -9)]),
     ],
 )
 def test_a_stopped_training_ends_with_the_same_bits(script, attempts, whole, tmp_path):
@@ -41,6 +51,23 @@ def test_a_stopped_training_ends_with_the_same_bits(script, attempts, whole, tmp
     assert job.differences(whole(script)) == []
     if all(code != -9 for _, code in attempts):
         assert job.num_repeated == 0
+
+
+def test_the_script_of_the_page(tmp_path):
+    """It ends with the line that the page shows; so does the script without forge."""
+    ends = {}
+    for name, script, attempts in (
+        ("before", "lightning_before.py", []),
+        ("whole", "lightning_trainer.py", []),
+        ("stopped", "lightning_trainer.py", [({"130": "TERM"}, 143), ({"260": "KILL"}, -9)]),
+    ):
+        (tmp_path / name).mkdir()
+        for kills, code in (*attempts, ({}, 0)):
+            found, printed = run_script(GALLERY / script, tmp_path / name, kills=kills)
+            assert found == code, printed
+        ends[name] = [line for line in printed.splitlines() if "best loss" in line]
+    (shown,) = readme.blocks("text", PAGE)
+    assert list(ends.values()) == [[shown.strip()]] * 3
 
 
 @pytest.mark.parametrize(
@@ -92,6 +119,10 @@ def test_a_step_with_a_bad_loss_is_left_out(tmp_path):
     [
         ("beside_a_tuner_and_a_validation", "steps 12 held out True"),
         ("from_a_checkpoint_of_lightning", "steps 12 of 12"),
+        (
+            "with_a_callback_without_state",
+            "the callback Forgetful has no state_dict, so mean would",
+        ),
         ("on_slurm", "Lightning's signal handlers and requeue of the Slurm job"),
     ],
 )
@@ -100,3 +131,17 @@ def test_what_else_people_do_with_a_trainer(name, expected, tmp_path):
     code, printed = run_function("lightning_cases.py", name, tmp_path)
     assert code == 0, printed
     assert expected in printed
+
+
+def test_the_package_and_its_release(tmp_path):
+    """A callback of the package that the script does not use would be none to its Trainer."""
+    code, printed = run_function("lightning_cases.py", "releases", tmp_path)
+    assert code == 0, printed
+
+
+def test_a_package_that_is_not_installed_is_one_sentence(monkeypatch):
+    """With the command that installs it."""
+    for name in ("lightning", "pytorch_lightning"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ImportError, match=r"not installed \(lightning\)\. Run: pip install '"):
+        importlib.import_module("forge.integrations.lightning")

@@ -125,20 +125,27 @@ class LightningJob:
         return [str(one) for one in differences(self.final, other.final)]
 
 
-def run_function(script: str, name: str, directory: Path | None = None) -> tuple[int, str]:
-    """The exit code and the output of a function of a script in `jobs`.
+def run_script(
+    script: Path, directory: Path, *arguments: str, kills: dict[str, str] | None = None
+) -> tuple[int, str]:
+    """The exit code and the output of a script, in a process that has imported Lightning.
 
     Args:
-        script: Name of the script, which has imported Lightning already.
-        name: Name of the function.
+        script: Any Python script.
         directory: Where it runs.
+        arguments: Its arguments.
+        kills: Step of forge -> signal that the process gets in it.
     """
-    command = [sys.executable, str(JOBS / script), name]
-    popen = functools.partial(warm.Popen, imports=warm.LIGHTNING, env=_environment())
-    options: dict[str, Any] = {"stdout": -1, "stderr": -2, "text": True, "cwd": directory}
-    with popen(command, start_new_session=True, **options) as process:
+    command, options = [sys.executable, str(script), *arguments], {"cwd": directory, "kills": kills}
+    popen = functools.partial(warm.Popen, imports=warm.LIGHTNING, env=_environment(), **options)
+    with popen(command, stdout=-1, stderr=-2, text=True, start_new_session=True) as process:
         printed = process.communicate()[0]
     return process.returncode, printed
+
+
+def run_function(script: str, name: str, directory: Path) -> tuple[int, str]:
+    """The exit code and the output of a function of a script in `jobs`."""
+    return run_script(JOBS / script, directory, name)
 
 
 def check_part(name: str) -> None:
@@ -147,7 +154,7 @@ def check_part(name: str) -> None:
     Raises:
         AssertionError: With what the process printed, if the function failed.
     """
-    code, printed = run_function("lightning_parts.py", name)
+    code, printed = run_function("lightning_parts.py", name, JOBS)
     assert code == 0, printed[-2000:]
 
 

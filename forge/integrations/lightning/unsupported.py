@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+
 from forge.compat import of_lightning
 from forge.integrations.lightning.package import pytorch
 
@@ -29,6 +31,9 @@ _CALLBACKS = {
     "BaseFinetuning": "It adds parameters to optimizers. Freeze layers by a learning rate of 0.",
     "ModelPruning": "It renames parameters. Prune after the training.",
 }
+
+_LIBRARIES = ("lightning", "pytorch_lightning", "forge")
+_VALUES = (bool, int, float, list, dict, set, torch.Tensor, torch.nn.Module)
 
 
 def problems(trainer: Any) -> list[str]:
@@ -63,6 +68,24 @@ def _of_module(trainer: Any) -> Iterator[str]:
 
 
 def remarks(trainer: Any) -> Iterator[str]:
-    """The options that depend on the time of day, so that no two runs are the same."""
+    """What is not saved, or depends on the time of day."""
     if of_lightning.validates_by_time(trainer):
         yield "val_check_interval is a time. Use a number of batches."
+    for one in trainer.callbacks:
+        names = [name for name, value in vars(one).items() if isinstance(value, _VALUES)]
+        if names and not (_is_library(one) or _has_state(one)):
+            yield (
+                f"the callback {type(one).__name__} has no state_dict, so {', '.join(names)} would"
+                " be as at the start after a resume. If training changes them, give the callback"
+                " state_dict and load_state_dict."
+            )
+
+
+def _is_library(callback: Any) -> bool:
+    return type(callback).__module__.partition(".")[0] in _LIBRARIES
+
+
+def _has_state(callback: Any) -> bool:
+    kind, base = type(callback), pytorch.Callback
+    has_hook = kind.on_save_checkpoint is not base.on_save_checkpoint
+    return has_hook or kind.state_dict is not base.state_dict

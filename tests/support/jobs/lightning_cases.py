@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch.tuner import Tuner
 from torch.utils.data import DataLoader
 
-from forge.integrations.lightning import ForgeCallback
+from forge.integrations.lightning import ForgeCallback, package
 
 DATA = torch.randn(24, 3, generator=torch.Generator().manual_seed(1))
 
@@ -78,6 +78,17 @@ def finished():
     print("weights", module.layer.weight.tolist(), given.global_step)
 
 
+class Forgetful(pl.Callback):
+    def __init__(self):
+        self.mean = 0.0
+
+
+def with_a_callback_without_state():
+    forge, saves = resume(), pl.callbacks.ModelCheckpoint("saved")
+    given = trainer(forge, Forgetful(), saves, enable_checkpointing=True)
+    given.fit(Line(), forge.loader(loader()))
+
+
 def with_bad_losses():
     torch.manual_seed(3)
     forge, module = resume(nan={"action": "skip"}), Line(bad=(1, 4))
@@ -104,6 +115,19 @@ def from_a_checkpoint_of_lightning():
     given.fit(module, forge.loader(loader()), ckpt_path="first.ckpt")
     given.save_checkpoint("second.ckpt")
     print("steps", given.global_step, "of", module.trainer.fit_loop.total_batch_idx + 1)
+
+
+def releases():
+    both = {"lightning", "pytorch_lightning"}
+    name_of, problem_of = package.name_of, package.problem_of
+    assert name_of({}, both.__contains__) == "lightning.pytorch"
+    assert name_of({"pytorch_lightning"}, both.__contains__) == "pytorch_lightning"
+    assert name_of(both | {"lightning.pytorch"}, both.__contains__) == "lightning.pytorch"
+    assert name_of({}, {"pytorch_lightning"}.__contains__) == "pytorch_lightning"
+    assert "found 2.4.0" in problem_of("2.4.0")
+    assert "never" in problem_of("2.6.2")
+    assert "never" in problem_of("2.6.3")
+    assert problem_of("2.5.0") == problem_of("3.0.0rc1") == ""
 
 
 def on_slurm():
