@@ -39,15 +39,8 @@ class DrivenLoader(CombinedLoader):
         self.mode = of_lightning.mode_of(loader) if is_combined else "max_size_cycle"
         super().__init__(loader.iterables if is_combined else loader, self.mode)
         self._driver, self._is_driven = driver, False
-
-    @property
-    def ahead(self) -> int:
+        self.ahead = 0
         """Batches that Lightning fetches ahead: one if it does not know how many there are."""
-        try:
-            len(self)
-        except (TypeError, NotImplementedError):
-            return 1
-        return 0
 
     def __len__(self) -> int:
         return of_lightning.length_of(self, self.mode)
@@ -55,10 +48,17 @@ class DrivenLoader(CombinedLoader):
     def __iter__(self) -> DrivenLoader:
         self._is_driven = self._driver.drives
         if self._is_driven:
+            self.ahead = 0 if self._has_length() else 1
             self._driver.begin_pass(self)
         else:
             super().__iter__()
         return self
+
+    def _has_length(self) -> bool:
+        try:
+            return len(self) >= 0
+        except (TypeError, NotImplementedError):
+            return False
 
     def __next__(self) -> Any:
         return (self._driver.next_batch(self), 0, 0) if self._is_driven else super().__next__()
