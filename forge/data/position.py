@@ -11,6 +11,7 @@ and skips the same number of batches:
 
 Another number of ranks means another number of batches: see `sharing`. A loader that changed in
 another way is refused inside an epoch, and logged between two epochs: see `properties`.
+One module, since saving a position and continuing from it read and write the same fields.
 """
 
 from __future__ import annotations

@@ -125,6 +125,14 @@ def test_it_begins_with_a_checkpoint_of_the_trainer_s_own(first, tmp_path):
     assert re.search("resume_from_checkpoint=.* is ignored: forge has a checkpoint", run.output)
 
 
+def test_a_disabled_policy_trains_as_without_forge(tmp_path):
+    """`enabled: false` saves nothing, and catches no signal."""
+    plain = play(tmp_path / "plain", plain=1)
+    run = play(tmp_path / "run", off=1)
+    assert run.different_ends(plain) == []
+    assert not run.checkpoints.exists()
+
+
 def test_an_update_with_nan_is_skipped(tmp_path):
     """The Trainer's optimizer steps without gradients, and so does nothing."""
     run = play(tmp_path, nan=5)

@@ -117,13 +117,11 @@ def test_every_module_is_imported_where_only_the_dependencies_are(with_wheel, wh
 
 NEED_AN_EXTRA = (
     "forge.sweeps.report.",
-    "forge.integrations.accelerate",
     "forge.integrations.lightning",
-    "forge.integrations.prepared_loaders",
-    "forge.integrations.trainer_",
-    "forge.integrations.transformers",
+    *("forge.integrations.accelerate", "forge.integrations.prepared_loaders"),
+    *("forge.integrations.trainer_", "forge.integrations.transformers"),
 )
-"""Beginnings of the names of modules in the wheel that cannot be imported without one."""
+"""Beginnings of the names of modules of the wheel that cannot be imported without one."""
 
 
 def test_pip_finds_nothing_missing_and_nothing_but_what_is_required(with_wheel, wheel, tmp_path):

@@ -28,6 +28,7 @@ Strikes = dict[str, str]
 """Place -> signal, in one process of one attempt; see jobs/strikes.py."""
 
 PATHS = [warm.FRAMEWORKS, warm.TRL]
+MISSING = "the packages of trainers are not installed: make .venv/.frameworks-installed"
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TRL_DISABLE_TELEMETRY": "1"}
 
 
@@ -55,6 +56,7 @@ class Trained:
         self.directory, self.script, self.ranks, self.env = directory, script, ranks, env
         self.checkpoints, self._imports = directory / checkpoints, imports
         directory.mkdir(parents=True, exist_ok=True)
+        assert Path(warm.FRAMEWORKS).is_dir(), MISSING
 
     def attempt(self, *strikes: Strikes, **env: str) -> list[int]:
         """The exit codes of one attempt, by rank; `strikes` of rank 0 first."""
@@ -159,6 +161,7 @@ def check_part(name: str) -> None:
     command = [sys.executable, str(JOBS / "trainer_parts.py"), name]
     paths = [str(ROOT / "tests" / "proofs" / "trainers"), *PATHS]
     path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), *paths]))
+    assert Path(warm.FRAMEWORKS).is_dir(), MISSING
     popen = functools.partial(
         warm.Popen, imports=warm.TRAINERS, env=os.environ | {"PYTHONPATH": path}
     )

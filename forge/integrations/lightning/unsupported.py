@@ -68,7 +68,7 @@ def _of_module(trainer: Any) -> Iterator[str]:
 
 
 def remarks(trainer: Any) -> Iterator[str]:
-    """What is not saved, or depends on the time of day."""
+    """A sentence for each callback and option with which a resume could be inexact."""
     if of_lightning.validates_by_time(trainer):
         yield "val_check_interval is a time. Use a number of batches."
     for one in trainer.callbacks:

@@ -13,7 +13,7 @@ transformers.logging.set_verbosity_error()
 GIVEN = {
     name: os.environ.get(name.upper())
     for name in (
-        *("plain", "save", "begin", "nan", "finish"),
+        *("plain", "save", "begin", "nan", "finish", "off"),
         *("auto_find", "trial", "jit", "forgetful", "stream", "dispatch", "subclass"),
         "attribute",  # of the Trainer, as other hardware or another class sets it
     )
@@ -88,7 +88,11 @@ trainer = Trainer(
     arguments,
     train_dataset=Stream() if is_stream else ROWS,
     callbacks=[Finish(), *([Forgetful()] if GIVEN["forgetful"] else [])],
-    **({} if GIVEN["plain"] else {"policy": {"checkpoint": {"dir": "checkpoints"}}}),
+    **(
+        {}
+        if GIVEN["plain"]
+        else {"policy": {"enabled": not GIVEN["off"], "checkpoint": {"dir": "checkpoints"}}}
+    ),
 )
 if GIVEN["attribute"] is not None:
     setattr(trainer, GIVEN["attribute"], True)
