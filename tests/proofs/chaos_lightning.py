@@ -1,4 +1,4 @@
-"""Chaos for Lightning: six scripts, hit at random places and started again until they finish.
+"""Chaos for Lightning: eight scripts, hit at random places and started again until they finish.
 
     python tests/proofs/chaos_lightning.py --times 8 --ranked 20 --seed 1 [automatic stream …]
 
@@ -27,7 +27,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 from lightning_jobs import FOLDER, NUM_RANKS, LightningJob
 
-SCRIPTS = ("automatic", "manual", "stream", "combined", "datamodule", "ranks", "sharded")
+SCRIPTS = (
+    *("automatic", "manual", "stream", "streams", "combined", "datamodule"),
+    *("ranks", "sharded"),
+)
 SIGNALS = ("TERM", "USR1", "KILL")
 CODES = {"TERM": 143, "USR1": 75, "KILL": -9, "limit": 75}
 MAX_ATTEMPTS = 12

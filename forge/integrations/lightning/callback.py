@@ -119,14 +119,12 @@ class ForgeCallback(pytorch.Callback):
         is_new, self._is_new = self._is_new, False
         if loader.ahead and is_new:  # fetched before the training loop asks for a batch
             if self._is_resumed and not self._has_begun:
-                return self._state.ahead[0]
+                self._place.continue_pass(loader)
         elif self._has_begun:
             self._end_step(loader)
         else:
             self._begin(loader)
-        batch = self._place.take()
-        self._state.ahead = [batch] if loader.ahead else []
-        return batch
+        return self._place.take()
 
     def _begin(self, loader: DrivenLoader) -> None:
         """Begin the loop: the Trainer does nothing more before its first step."""
@@ -139,7 +137,9 @@ class ForgeCallback(pytorch.Callback):
         self._logged = dict(_metrics(trainer))
         if start.is_resumed:
             of_lightning.set_fetched(trainer, loader.ahead)
-            self._place.continue_pass(loader)
+            if not loader.ahead:
+                self._place.continue_pass(loader)
+            self._place.begin_loop()
 
     def _end_step(self, loader: DrivenLoader) -> None:
         """End a step: the Trainer asks for a batch, so it is done with the last one."""

@@ -29,7 +29,8 @@ class Place:
     def open(self, loader: DrivenLoader, epoch: int = 0) -> None:
         """Name the loaders of the coming pass, as the script has made them."""
         self._mode = loader.mode
-        self.resumables = [forge.data.resumable(one) for one in loader.flattened]
+        made = (forge.data.resumable(one, ahead=loader.ahead) for one in loader.flattened)
+        self.resumables = list(made)
         for one in self.resumables:
             one.set_epoch(epoch)
 
@@ -42,12 +43,12 @@ class Place:
         self._batches = self._joined(loader)
 
     def continue_pass(self, loader: DrivenLoader) -> None:
-        """Continue the pass of the loaded place.
+        """Continue the pass of the loaded place; with a batch that was fetched ahead, from there.
 
         Raises:
             StateMismatch: If the data is joined from other loaders than at the save.
         """
-        saved, self._saved = self._saved, None
+        saved = self._saved
         assert saved is not None
         now = (loader.mode, len(loader.flattened))
         if now != (saved["mode"], len(saved["loaders"])):
@@ -60,6 +61,10 @@ class Place:
             one.load_state_dict(state)
         self._is_over = list(saved["is_over"])
         self._batches = self._joined(loader)
+
+    def begin_loop(self) -> None:
+        """The place is that of the current pass from now on, and not the loaded one."""
+        self._saved = None
 
     def take(self) -> Any:
         """The next batch; raises StopIteration at the end of the pass."""
@@ -84,19 +89,26 @@ class Place:
         """
         is_over, iterators = self._is_over, [iter(one) for one in self.resumables]
         while True:
-            batches = []
+            batches: list[list[Any]] = []
             for number, one in enumerate(self.resumables):
                 is_closed = is_over[number] and self._mode == "max_size"
                 batch = [] if is_closed else _next(iterators[number])
                 if not batch:
                     is_over[number] = True
                     if self._mode == "min_size" or all(is_over):
+                        self._note_ahead([[] for _ in iterators])
                         return
                     if self._mode == "max_size_cycle":
                         iterators[number] = iter(one)
                         batch = _next(iterators[number])
-                batches += batch or [None]
-            yield of_lightning.joined(loader, batches)
+                batches.append(batch)
+            self._note_ahead(batches)
+            yield of_lightning.joined(loader, [next(iter(batch), None) for batch in batches])
+
+    def _note_ahead(self, batches: list[list[Any]]) -> None:
+        """The batch that was just taken is not trained on, if Lightning fetches ahead."""
+        for one, batch in zip(self.resumables, batches, strict=True):
+            one.pending = one.ahead if batch else 0
 
     def state_dict(self) -> dict[str, Any]:
         """The places of all loaders."""

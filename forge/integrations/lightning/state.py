@@ -24,8 +24,6 @@ class TrainerState:
         self._own = own
         self.saved: dict[str, Any] | None = None
         """The state of the checkpoint from which this attempt has resumed."""
-        self.ahead: list[Any] = []
-        """The batch that Lightning has fetched ahead, if the loader has no length."""
         self.is_over = False
         """Whether `fit` has done all its epochs or steps."""
 
@@ -66,7 +64,6 @@ class TrainerState:
             "datamodule": {} if module is None else module.state_dict(),
             "precision": trainer.precision_plugin.state_dict(),
             "hooks": self._added_by_hooks(),
-            "ahead": list(self.ahead),
             "is_over": self.is_over,
         }
 
@@ -94,7 +91,7 @@ class TrainerState:
             module.load_state_dict(deepcopy(state["datamodule"]))
         if state["precision"]:
             trainer.precision_plugin.load_state_dict(state["precision"])
-        self.ahead, self.is_over = list(state["ahead"]), state["is_over"]
+        self.is_over = state["is_over"]
 
     def restore_counters(self) -> None:
         """Restore what decides how the Trainer begins its loops, such as the epoch."""

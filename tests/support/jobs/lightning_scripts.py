@@ -1,4 +1,4 @@
-"""Six scripts that train with Lightning, with `ForgeCallback` and without it.
+"""Eight scripts that train with Lightning, with `ForgeCallback` and without it.
 
     python lightning_scripts.py DIRECTORY '{"script": "automatic", "hits": {"step 7": "TERM"}}'
 
@@ -264,6 +264,18 @@ def combined(fit):
     fit(Pairs(), CombinedLoader(loaders, "max_size_cycle"), [], max_epochs=3)
 
 
+def streams(fit):
+    """A loader without a length, next to a shorter one with workers that live for all epochs."""
+    points = TensorDataset(POINTS[:40], VALUES[:40])
+    loaders = {
+        "a": DataLoader(Stream(), 6),
+        "b": DataLoader(points, 5, shuffle=True, num_workers=1, persistent_workers=True),
+    }
+    kinds = [getattr(pl.callbacks, "EMAWeightAveraging", None)]  # since 2.6
+    averages = [kind(decay=0.9) for kind in kinds if kind]
+    fit(Pairs(), CombinedLoader(loaders, "max_size_cycle"), averages, max_epochs=3)
+
+
 def datamodule(fit):
     """Loaders made anew for each epoch, workers, a limit of batches, hooks of checkpoints."""
     fit(
@@ -320,7 +332,10 @@ def ranks(fit):
     )
 
 
-SCRIPTS = {f.__name__: f for f in (automatic, manual, stream, combined, datamodule, ranks, sharded)}
+SCRIPTS = {
+    one.__name__: one
+    for one in (automatic, manual, stream, streams, combined, datamodule, ranks, sharded)
+}
 
 
 # -- hits, and what is left ------------------------------------------------------------------------
