@@ -26,7 +26,11 @@ def parse(line: bytes) -> Event | None:
         event = json.loads(line)
     except ValueError:
         return None
-    return event if isinstance(event, dict) and isinstance(event.get("kind"), str) else None
+    return event if _is_event(event) else None
+
+
+def _is_event(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("kind"), str)
 
 
 def append(path: Path, kind: str, **values: Any) -> None:
@@ -57,10 +61,11 @@ def events(path: Path) -> Iterator[Event]:
                 yield event
 
 
-def head(path: Path) -> list[Event]:
-    """The first events of a file."""
+def head(path: Path) -> Iterator[Event]:
+    """The first events of a file, decoded one by one."""
     with os.fdopen(open_file(path), "rb") as file:
-        return _parsed(file.read(_CHUNK // 2), is_cut=True)
+        lines = file.read(_CHUNK // 2).split(b"\n")[:-1]
+    return (one for one in map(parse, lines) if one is not None)
 
 
 def tail(path: Path, mark: bytes) -> tuple[list[Event], bool]:
@@ -93,8 +98,12 @@ def tail(path: Path, mark: bytes) -> tuple[list[Event], bool]:
     return _parsed(last), False
 
 
-def _parsed(content: bytes, *, is_cut: bool = False) -> list[Event]:
-    lines = content.split(b"\n")
-    if is_cut:
-        lines.pop()
-    return [one for one in map(parse, filter(None, lines)) if one is not None]
+def _parsed(content: bytes) -> list[Event]:
+    lines = list(filter(None, content.split(b"\n")))
+    try:
+        found = json.loads(b"[%s]" % b",".join(lines))  # a quarter of the time of one by one
+        if len(found) == len(lines):
+            return [one for one in found if _is_event(one)]
+    except ValueError:
+        pass  # one of them is torn
+    return [one for one in map(parse, lines) if one is not None]

@@ -64,6 +64,10 @@ class Job:
     """Reason -> number of attempts that ended for it."""
     checkpoint: SavedCheckpoint | None = None
     """The newest committed checkpoint."""
+    save_every_s: float | None = None
+    """Seconds between two periodic saves; None: none are saved by time, or it is not known."""
+    saves: str = ""
+    """The same for people; with `checkpoint.every_s: auto`, why. Empty if it is not known."""
     metrics: dict[str, Metric] = field(default_factory=dict)
     """Name -> values logged so far."""
     rate: float | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,14 +49,15 @@ def read(directory: Path) -> LedgerTail:
         return LedgerTail()
     number, path = files[-1]
     head = jsonl.head(path)
+    first = next(head, None)
     found, is_whole = jsonl.tail(path, _SUMMARY)
-    start = next((one for one in [*head, *found] if one["kind"] == "start"), None)
+    start = next((one for one in itertools.chain(head, found) if one["kind"] == "start"), None)
     ends = [one for one in found if one["kind"] in ENDS]
     saves = [one for one in found if one["kind"] in ("save", "save_failed")]
     is_failing = bool(saves) and saves[-1]["kind"] == "save_failed"
     has_summary = any("summary" in one for one in found)
     is_first = start is None or not start.get("resumed_from")
-    run = head[0] if head and head[0]["kind"] == "run" else {}
+    run = first if first is not None and first["kind"] == "run" else {}
     host = (start or {}).get("host") or str(run.get("owner", "")).partition(" ")[0]
     return LedgerTail(
         number,

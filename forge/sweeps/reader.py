@@ -127,6 +127,7 @@ def read_job(entry: JobEntry, directory: Path, label: str, locks: Locks) -> Job:
     progress = files.progress
     rate, left_s = _speed(files, now)
     steps = progress.planned if progress else None
+    interval = (files.ledger.start or {}).get("interval") or {}
     return Job(
         number=entry.number,
         directory=directory,
@@ -142,6 +143,8 @@ def read_job(entry: JobEntry, directory: Path, label: str, locks: Locks) -> Job:
         attempts=len(starts) or files.ledger.number,
         ends=ends,
         checkpoint=checkpoint,
+        save_every_s=interval.get("every_s"),
+        saves=str(interval.get("text", "")),
         metrics=files.ledger.metrics,
         rate=rate,
         left_s=left_s,

@@ -5,6 +5,7 @@ The launchers draw the same table while they run; `forge status` prints it once,
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -87,7 +88,8 @@ def table(
         shown = [job for job in shown if job.needs_attention][:MOST]
         rest = len(jobs) - len(shown)
         left_out = f"… and {rest} more; `forge status --all` shows all jobs"
-    rows = [Row(job, cells(job, metric), notes(job, now)) for job in shown]
+    is_single = sweep.is_single
+    rows = [Row(job, cells(job, metric), notes(job, now, is_single=is_single)) for job in shown]
     return Table(title(sweep), summary(sweep, now), rows, left_out, following(sweep))
 
 
@@ -112,7 +114,7 @@ def summary(sweep: Sweep, now: float) -> str:
 
 def cells(job: Job, metric: Chosen) -> dict[str, str]:
     """The columns of a job."""
-    share = "" if job.share is None else f" ({job.share:.0%})"
+    share = "" if job.share is None else f" ({math.floor(job.share * 100)}%)"  # 100% is the end
     found, best = metric.of(job), metric.best(job)
     values = {}
     if found is not None and best is not None:
@@ -128,8 +130,14 @@ def cells(job: Job, metric: Chosen) -> dict[str, str]:
     }
 
 
-def notes(job: Job, now: float) -> list[str]:
-    """Facts about a job that have no column; short lines."""
+def notes(job: Job, now: float, *, is_single: bool = False) -> list[str]:
+    """Facts about a job that have no column; short lines.
+
+    Args:
+        job: The job.
+        now: Unix time.
+        is_single: Whether it is the only one, so that there is room for more.
+    """
     found = []
     problem = problem_of(job)
     if problem:
@@ -143,12 +151,16 @@ def notes(job: Job, now: float) -> list[str]:
             facts.append(f"checkpoint {job.checkpoint.path.name}, {age} ago")
         elif job.step:
             facts.append("no checkpoint yet")
+        if job.state.is_active and job.save_every_s is not None:
+            facts.append(f"saves every {words.ago(job.save_every_s)}")
         if job.slurm_id:
             facts.append(f"Slurm {job.slurm_id}")
         if job.node and job.state.is_active:
             facts.append(f"on {job.node}")
     if facts:
         found.append(" · ".join(facts))
+    if is_single and job.state.is_active and job.saves:
+        found.append(f"saves {job.saves}")
     return [*found, *job.missing]
 
 

@@ -87,7 +87,7 @@ def decide(job_dir: Path, run: str, estimate_s: float) -> Interval:
     waits: Sequence[float] = ()
     trained_s, num_losses, before_s = 0.0, 0, None
     for _, path in ledger.attempt_files(job_dir):
-        head = jsonl.head(path)
+        head = list(jsonl.head(path))
         start = next((one for one in head if one["kind"] == "start"), None)
         if start is None or head[0].get("checkpoints") != run:
             continue

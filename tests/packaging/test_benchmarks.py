@@ -36,6 +36,7 @@ RUNS = {
     "restart_ranks.py": (f"--ranks 2 --every 4 {ONE} --kinds forge", "s until all train"),
     "slurm_launch.py": (f"--jobs 2 {ONE}", "Hydra checking"),
     "startup.py": (ONE, "import forge; forge.config.load"),
+    "status.py": (f"--jobs 3 --steps 20 {ONE}", "x naive"),
     "step.py": (f"--steps 10 {ONE}", "forge"),
     "transformers_step.py": (f"--steps 10 {ONE}", "Accelerate, forge"),
 }
@@ -43,7 +44,7 @@ RUNS = {
 STARTS_PROCESSES = {
     *("agreement.py", "checkpoint.py", "health_beside.py", "launch.py", "progress_marks.py"),
     *("rank_saving.py", "restart_ranks.py", "slurm_launch.py", "startup.py", "step.py"),
-    *("lightning_step.py", "transformers_step.py"),
+    *("lightning_step.py", "status.py", "transformers_step.py"),
 }
 IN_ONE_PROCESS = """
 import json, runpy, sys

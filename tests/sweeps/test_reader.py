@@ -12,7 +12,7 @@ import forge
 from forge.errors import NoSweep
 from forge.jobdir import ledger
 from forge.jobdir.job_state import State
-from forge.sweeps import find
+from forge.sweeps import find, status, words
 
 
 def everything_in(folder):
@@ -85,13 +85,18 @@ def test_looking_changes_nothing(swept, capfd, monkeypatch):
 def test_a_running_job_shows_its_rate_and_a_killed_sweep_its_lost_jobs(app):
     """After the machine went down no process is left that could record an end."""
     app.hold(0, 30)
-    sweep = app.start("lr=0.1,0.2", "hydra.launcher.n_jobs=1")
+    auto = "resilience.checkpoint.every_s=auto"
+    sweep = app.start("lr=0.1,0.2", "hydra.launcher.n_jobs=1", auto)
     app.job(0).wait_for_step(30)
     first, second = forge.sweep(app.sweep_dir).jobs
     assert (first.state, first.step, first.steps) == (State.running, 30, 40)
     assert first.rate > 0
     assert first.left_s > 0
     assert first.node == os.uname().nodename
+    assert 10 <= first.save_every_s <= 3600
+    assert first.saves.startswith(f"every {first.save_every_s:.0f} s (auto: a save costs ")
+    assert f"saves every {words.ago(first.save_every_s)}" in " ".join(status.notes(first, 0))
+    assert f"saves {first.saves}" in status.notes(first, 0, is_single=True)
     assert second.state is State.queued
     assert forge.sweep(app.sweep_dir).launcher == sweep.popen.pid
     sweep.signal(signal.SIGSTOP)  # it must not start another wrapper

@@ -172,7 +172,7 @@ class AttemptIO:
             host=socket.gethostname(),
             torch=torch.__version__,
             stop_s=self._stop_s,
-            interval=interval._asdict(),
+            interval={**interval._asdict(), "text": str(interval)},
             summary=self.metrics.summary(),
         )
         self.ledger.progress(step)
