@@ -13,6 +13,7 @@ from forge.checkpoint.format import manifest
 from forge.checkpoint.format.manifest import FINAL
 from forge.checkpoint.load import reading
 from forge.checkpoint.load.reading import Checkpoint
+from forge.checkpoint.ownership import workspace
 from forge.config.schema import Verify
 from forge.errors import CheckpointError, DamagedCheckpoint
 from forge.filesystem.steps import step_dirs, step_of
@@ -86,9 +87,15 @@ def state_of(name: str, directory: Path, verify: Verify) -> Any:
     rank, size = collectives.rank_and_size()
     read = functools.partial(_read, verify=verify, rank=rank, size=size)
     try:
-        if not _has_steps(directory):
+        if not directory.is_dir():
             return None
-        found, passed_over = reading.first_good(step_dirs(directory), read)
+        hidden = workspace.interrupted(directory)  # first: an attempt could restore them meanwhile
+        visible = step_dirs(directory) or step_dirs(directory)  # twice: see `_has_steps`
+        candidates = {path.name: path for path in visible} | hidden
+        if not candidates:
+            return None
+        newest_first = sorted(candidates, key=lambda name: step_of(Path(name)) or 0, reverse=True)
+        found, passed_over = reading.first_good(map(candidates.__getitem__, newest_first), read)
     except OSError as error:
         raise CheckpointError(f"{directory} cannot be read: {error}") from error
     if found is None:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from forge.checkpoint.ownership.fence import TOKEN_FILE, Fence
+from forge.checkpoint.retention import removal
 from forge.checkpoint.retention.removal import Remover
 from forge.errors import CheckpointError, DirectoryInUse
 from forge.filesystem import durable
@@ -22,6 +23,20 @@ from forge.filesystem import durable
 _WORK, _LEFT = ".work_", ".left_"
 _LEFTOVERS = (".step_", f"{TOKEN_FILE}.tmp-")
 """Temporary files of a health check, and of a claim."""
+
+
+def interrupted(directory: Path) -> dict[str, Path]:
+    """Checkpoints that an attempt was replacing as it was killed; the next attempt restores them.
+
+    Returns:
+        By their visible name, which no checkpoint has now.
+    """
+    works = (path for path in directory.iterdir() if path.name.startswith((_WORK, _LEFT)))
+    found: dict[str, Path] = {}
+    for work in works:
+        with contextlib.suppress(OSError):  # removed just now, or a file
+            found |= removal.replaced_in(work)
+    return {name: path for name, path in found.items() if not os.path.lexists(directory / name)}
 
 
 class Workspace:

@@ -28,6 +28,12 @@ _ASIDE = re.compile(r"(replaced|removed)_(.+)-\d+")
 """Hidden names that can be renamed back after a crash; `discarded_…` is never restored."""
 
 
+def replaced_in(work: Path) -> dict[str, Path]:
+    """The checkpoints that a save in this work directory was replacing, by their visible name."""
+    names = {path: _ASIDE.fullmatch(path.name) for path in work.iterdir()}
+    return {name[2]: path for path, name in names.items() if name and name[1] == "replaced"}
+
+
 class Remover:
     """Removes checkpoints of one directory; its thread runs only while there is work."""
 

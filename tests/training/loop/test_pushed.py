@@ -316,6 +316,20 @@ def test_a_saved_state_can_be_read_before_the_run_is_entered(run, tmp_path):
         run().peek("trainer")
 
 
+def test_a_checkpoint_that_a_killed_save_was_replacing_can_be_read_before(run, tmp_path):
+    """The Run will restore it and resume from it: a trainer must not begin its loop elsewhere."""
+    with run(trainer=Counter()) as one:
+        one.begin()
+        one.boundary(3)
+        one.end_loop()
+    work = tmp_path / "ck" / ".work__0_dead"
+    work.mkdir()
+    (tmp_path / "ck" / "step_3").rename(work / "replaced_step_3-000001")
+    assert run().peek("trainer") == {"count": 7}
+    with run(trainer=Counter()) as one:
+        assert one.begin().is_finished
+
+
 class Counter:
     def state_dict(self):
         return {"count": 7}
