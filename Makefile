@@ -40,7 +40,7 @@ picture: $(VENV)/.demo-installed
 
 IN_PARALLEL := -n $(JOBS) --maxprocesses 10 --dist loadscope
 
-test: $(VENV)/.dev-installed $(VENV)/.frameworks-installed
+test: $(VENV)/.dev-installed $(VENV)/.frameworks-installed $(VENV)/.lightning-installed
 	$(PYTEST) $(IN_PARALLEL) -m 'not proofs'
 
 # Each by itself, AT_ONCE of them at a time, whatever the others end with; the longest first. The
@@ -59,6 +59,8 @@ shards = $(PROOF)/chaos_ranks.py 50 --seed 1 --ranks 4 --wrap fsdp2
 commands = $(PROOF)/any_command.py
 frameworks = $(PROOF)/frameworks.py --times 20 --seed 1
 huggingface = $(PROOF)/huggingface.py --seed 1
+lightning = $(PROOF)/chaos_lightning.py --seed 1
+lightning_oldest = env FORGE_TESTS_LIGHTNING=lightning_oldest $(PYTEST) tests/compat/test_of_lightning.py tests/integrations/test_lightning.py
 lost_jobs = $(PROOF)/lost_jobs.py
 early_signals = $(PROOF)/early_signals.py 50
 own_scripts = $(PROOF)/own_scripts.py
@@ -68,11 +70,11 @@ hangs = $(PROOF)/planted_hangs.py
 attacks = $(PROOF)/all_attacks.py
 sick = $(PROOF)/sick_machine.py
 pages = $(MAKE) docs
-PROOFS := torture suite chaos rehearse sweeps tests marked ranks shards commands frameworks huggingface lost_jobs early_signals own_scripts showcase earlier hangs attacks sick pages
+PROOFS := torture suite chaos rehearse sweeps tests marked ranks shards commands frameworks huggingface lightning lightning_oldest lost_jobs early_signals own_scripts showcase earlier hangs attacks sick pages
 
 proofs: $(VENV)/.dev-installed $(VENV)/.demo-installed $(VENV)/.docs-installed $(VENV)/.hydras-installed \
-  $(VENV)/.lightning-installed $(VENV)/.frameworks-installed $(VENV)/.loggers-installed \
-  $(VENV)/.optuna-installed $(VENV)/.trl-installed
+  $(VENV)/.lightning-installed $(VENV)/.lightning_oldest-installed $(VENV)/.frameworks-installed \
+  $(VENV)/.loggers-installed $(VENV)/.optuna-installed $(VENV)/.trl-installed
 	@rm -rf build/proofs && mkdir -p build/proofs
 	@$(MAKE) --no-print-directory --keep-going --jobs $(AT_ONCE) $(PROOFS:%=proof-%)
 
@@ -89,7 +91,7 @@ check: $(VENV)/.dev-installed
 	$(PYTEST) -q tests/packaging/test_imports.py
 
 # Each process writes a file of its own below .coverage-data; they are combined at the end.
-coverage: $(VENV)/.dev-installed $(VENV)/.frameworks-installed
+coverage: $(VENV)/.dev-installed $(VENV)/.frameworks-installed $(VENV)/.lightning-installed
 	rm -rf .coverage-data && mkdir .coverage-data
 	COVERAGE_FILE='$(CURDIR)/.coverage-data/data' $(IN_VENV) -m coverage run -m pytest \
 	  $(IN_PARALLEL) -m 'not proofs' --timeout 900
@@ -138,10 +140,16 @@ $(VENV)/.hydras-installed: $(VENV)/.dev-installed
 	  hydra-core==1.4.0rc3 omegaconf==2.4.1rc1 hydra-submitit-launcher==1.4.0rc3 || rm -rf $(VENV)/hydras/1.4.0rc3
 	@touch $@
 
-# Lightning, for what README.md says of it.
+# Lightning, for the tests of integrations, and for what README.md says of it.
 $(VENV)/.lightning-installed: $(VENV)/.dev-installed
-	@$(IN_VENV) -m pip install -qq --no-deps --target $(VENV)/lightning lightning==2.6.6 \
-	  pytorch-lightning==2.6.6 lightning-utilities==0.15.3 torchmetrics==1.9.0 tqdm
+	@$(IN_VENV) -m pip install -qq --no-deps --target $(VENV)/lightning/site-packages lightning==2.6.6 \
+	  pytorch-lightning==2.6.6 lightning-utilities==0.15.3 torchmetrics==1.9.0 tqdm==4.70.1
+	@touch $@
+
+# The oldest release that `forge.integrations.lightning` supports.
+$(VENV)/.lightning_oldest-installed: $(VENV)/.dev-installed
+	@$(IN_VENV) -m pip install -qq --no-deps --target $(VENV)/lightning_oldest/site-packages \
+	  lightning==2.5.0 pytorch-lightning==2.5.0 lightning-utilities==0.11.9 torchmetrics==1.6.0 tqdm==4.70.1
 	@touch $@
 
 # What many loops are written with: for the tests of integrations, and for proofs. torch and numpy are

@@ -97,7 +97,7 @@ def pytest_xdist_make_scheduler(config, log):
 
 SHARDED = re.compile(r'fsdp2|warm\.SHARDING|"(shards|norms|alike)\.py"')
 """In tests that start ranks with torch's modules for sharding; see `ranked.py`."""
-TRAINERS = re.compile(r"^from trained import", re.MULTILINE)
+TRAINERS = re.compile(r"^from (trained|lightning_jobs) import", re.MULTILINE)
 """In tests that start scripts with the modules of trainers, which are imported once, too."""
 SOURCES = re.compile(r"from (repository import .*\btree|private_parts import)\b")
 """In tests that read all of forge: each file is parsed once."""

@@ -11,6 +11,7 @@ and skips the same number of batches:
 
 Another number of ranks means another number of batches: see `sharing`. A loader that changed in
 another way is refused inside an epoch, and logged between two epochs: see `properties`.
+One module, since saving a position and continuing from it read and write the same fields.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ class Position:
         self._loader: Any = loader
         self._iterator: Iterator[Any] | None = None
         self._start: dict[str, Any] | None = None
+        self._is_waiting = False
+        """Whether `begin_pass` has made the iterator, and no batch was taken from it yet."""
         self.epoch = epoch
         self.taken = 0
         """Batches taken in this epoch."""
@@ -106,10 +109,19 @@ class Position:
                 self._parts.restore(self._start["parts"])
             raise
 
+    def begin_pass(self) -> None:
+        """Make the iterator of this epoch, some time before its first batch is taken."""
+        if self._iterator is None:
+            self._begin_epoch()
+            self._is_waiting = True
+
     def next_of_pass(self) -> Any:
         """The next batch of this epoch; sets `is_over` if there is none."""
         if self._iterator is None:
             self._begin_epoch()
+        if self._is_waiting and self._start is not None:  # a sampler draws its order only now
+            self._start["first"] = rng.capture()
+        self._is_waiting = False
         assert self._iterator is not None
         try:
             return self._count(next(self._iterator))
@@ -310,7 +322,7 @@ class Position:
             self._iterator = iter_with_blocked_signals(self._loader)
         else:
             self._iterator = self._iter_without(taken)
-        self.taken = taken
+        self.taken, self._is_waiting = taken, taken == 0
         self._parts.restore_present(parts)
         if self._proof.kind is Kind.unproven:
             self._proof.again(taken, self._start["parts"].get(LOADER))
@@ -342,11 +354,18 @@ class Position:
         if self._can_skip_indices():
             return self._iter_skipping_indices(count)
         if not (self._is_dataloader and self._redraws()):
-            return without(iter_with_blocked_signals(self._loader), count)
+            return without(self._make_iterator(), count)
         # The order that persistent workers get is that of their epoch, whatever they draw.
         with self._sampling(Skipping(self._sampler, 0, self._begin_again)):
             # A generator function as `__iter__` reads its sampler only at its first batch.
-            return without(iter_with_blocked_signals(self._loader), count)
+            return without(self._make_iterator(), count)
+
+    def _make_iterator(self) -> Iterator[Any]:
+        """A new iterator, with the random state that its first batch is taken with."""
+        iterator = iter_with_blocked_signals(self._loader)
+        if self._start is not None and "first" in self._start:
+            rng.restore(self._start["first"])
+        return iterator
 
     def _can_skip_indices(self) -> bool:
         return (
@@ -365,7 +384,7 @@ class Position:
         before = self._begin_again if self._redraws() else None
         skipping = Skipping(self._sampler, count, before)
         with self._sampling(skipping):
-            iterator = iter_with_blocked_signals(self._loader)
+            iterator = self._make_iterator()
         if not skipping.is_begun:  # `_get_iterator` is a generator function: skip batches instead
             return without(iterator, count)
         if count:

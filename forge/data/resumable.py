@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
+from forge.data.parts import LoaderParts
 from forge.data.position import Position
 from forge.state import rng
 
@@ -23,6 +24,7 @@ class Resumable(Generic[_Batch]):
 
     def __init__(self, loader: Iterable[_Batch], ahead: int = 0) -> None:
         self.loader = loader
+        LoaderParts(loader)  # notes its counters, before a trainer changes them
         self.ahead = ahead
         """Batches that the loop can have taken, and not trained on, at a step boundary."""
         self.taken = 0
@@ -45,6 +47,8 @@ class Resumable(Generic[_Batch]):
         """A loaded state, until the next pass begins."""
         self._random_states: list[dict[str, Any]] = []
         """The random states of pending batches that were loaded, until they are read again."""
+        self._is_begun = False
+        """Whether `begin_pass` has begun the pass that the next iteration reads."""
 
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]
@@ -61,11 +65,11 @@ class Resumable(Generic[_Batch]):
         self._num_skipped = count
 
     def __iter__(self) -> Iterator[_Batch]:
-        position = self._next_pass()
-        if self._num_skipped:
-            position.begin_after(self._num_skipped)
-            self.taken += self._num_skipped
-            self._num_skipped = 0
+        if not self._is_begun:
+            self._next_pass()
+        position, self._is_begun = self._position, False
+        assert position is not None
+        self._skip(position)
         while not position.is_over:
             batch = self._next_batch(position) if self.ahead else position.next_of_pass()
             if position.is_over:
@@ -88,7 +92,26 @@ class Resumable(Generic[_Batch]):
             self._before.append((place, random_state))
         return batch
 
-    def _next_pass(self) -> Position:
+    def begin_pass(self) -> None:
+        """Make the iterator of the next pass now, and not when its first batch is taken.
+
+        A DataLoader draws a random number as its iterator is made, and its order later. Call it if
+        the loop draws random numbers in between, so that they stay the same.
+        """
+        self._next_pass()
+        self._is_begun = True
+        assert self._position is not None
+        self._skip(self._position)
+        if not self._position.is_over:
+            self._position.begin_pass()
+
+    def _skip(self, position: Position) -> None:
+        if self._num_skipped:
+            position.begin_after(self._num_skipped)
+            self.taken += self._num_skipped
+            self._num_skipped = 0
+
+    def _next_pass(self) -> None:
         before, saved = self._position, self._saved
         if saved is not None and saved["is_over"]:
             position = Position(self.loader, self._number_after(saved["position"]["epoch"]))
@@ -111,7 +134,6 @@ class Resumable(Generic[_Batch]):
             position = Position(self.loader, self._number_after(-1))
         self._position, self._saved = position, None
         self._is_closed, self._epoch = self.ahead == 0, None
-        return position
 
     def _number_after(self, epoch: int) -> int:
         return epoch + 1 if self._epoch is None else self._epoch
@@ -170,7 +192,7 @@ class Resumable(Generic[_Batch]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go to a saved place: the next iteration starts there."""
         self.taken, self._position = state["taken"], None
-        self._saved = None
+        self._saved, self._is_begun = None, False
         if state["position"] is not None:
             self._saved = {key: one for key, one in state.items() if key != "taken"}
         self.has_left, self.pending, self._random_states = False, 0, []
@@ -190,6 +212,10 @@ def resumable(loader: Iterable[_Batch], *, ahead: int = 0) -> Resumable[_Batch]:
 
     A batch that the loop has taken counts as trained on, and `run.boundary` refuses a loop that has
     trained on fewer, except for the last `ahead` batches.
+
+    A loop that reads several loaders gives `forge.Run` one object with `state_dict` and
+    `load_state_dict`, which has the places of all of them. If the object lists them in an attribute
+    `resumables`, forge says at the start what of them a resume cannot repeat.
 
     Args:
         loader: A DataLoader, StatefulDataLoader, or any iterable of batches.

@@ -11,20 +11,21 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import forge
 from forge import messages
-from forge.errors import ConfigError, ForgeError
+from forge.integrations.refusal import missing
 
 try:
     import optuna
     from optuna.storages import InMemoryStorage
     from optuna.trial import TrialState
 except ImportError as error:
-    raise ConfigError(["`optuna` is not installed: pip install optuna."], "The study") from error
+    raise missing("optuna", "optuna", error) from error
 
 from forge.compat import of_optuna
 
 
-class Storage(InMemoryStorage):  # type: ignore[misc]
+class Storage(InMemoryStorage):
     """Adds each trial to a study in a database once it has ended; for Hydra's Optuna sweeper.
 
     Whenever the sweep is started, the sampler draws all trials again, so it needs a seed::
@@ -142,7 +143,7 @@ def optimize(
         ForgeError: If the study is in memory.
     """
     if of_optuna.is_in_memory(study):
-        raise ForgeError(
+        raise forge.ForgeError(
             'optimize(): expected a study with a storage, as by optuna.create_study(storage="'
             'sqlite:///study.db", …), found one in memory, which a restart would lose.'
         )
@@ -172,5 +173,5 @@ def optimize(
             study.tell(trial, value)
 
 
-def _problem(text: str) -> ConfigError:
-    return ConfigError([text], "The sweep")
+def _problem(text: str) -> forge.ConfigError:
+    return forge.ConfigError([text], "The sweep")

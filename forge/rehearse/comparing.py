@@ -28,7 +28,10 @@ def differing_leaves(
             yield place, f"only in {(one if place in one.states else other).name}"
             continue
         # The last logged values are compared with all others, by step.
-        a, b = ({**run.states[place], "metrics": None} for run in (one, other))
+        a, b = (
+            {**_without_directory(run.states[place], str(run.directory)), "metrics": None}
+            for run in (one, other)
+        )
         near = _near_leaves(a, b, tolerance) if tolerance else set()
         of_run = f" of {place}" if len(one.states) > 1 else ""
         found = ((path, what) for path, what in differences(a, b) if path not in near)
@@ -52,6 +55,20 @@ def may_differ(path: str, run: RehearsedRun) -> bool:
     free = (name if kind == _LOADER else f"{name}.{_MEASURED}" for name, kind in kinds)
     parts = tuple(f"{_OBJECTS}states.{part}." for part in free)
     return not path.startswith(_OBJECTS) or path.startswith(parts)
+
+
+def _without_directory(value: Any, directory: str) -> Any:
+    """The same with paths relative to the run's own directory, as every run has another one."""
+    if isinstance(value, str):
+        return value.replace(directory, "…")
+    if isinstance(value, dict):
+        return {
+            _without_directory(name, directory): _without_directory(inner, directory)
+            for name, inner in value.items()
+        }
+    if type(value) in (list, tuple):
+        return type(value)(_without_directory(inner, directory) for inner in value)
+    return value
 
 
 def _near_leaves(a: Any, b: Any, tolerance: float) -> set[str]:

@@ -39,7 +39,7 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), range)
 _NO_STATE = (types.ModuleType, types.BuiltinFunctionType, types.FrameType, types.CodeType)
 _NOT_READ = (
     *("torch.", "forge.", "hydra.", "omegaconf.", "tqdm."),
-    *("accelerate.", "transformers."),
+    *("accelerate.", "lightning.", "pytorch_lightning.", "transformers."),
 )
 """Packages whose objects' attributes are not searched."""
 _MODULE_OWN = frozenset(vars(torch.nn.Module()))

@@ -29,6 +29,7 @@ RUNS = {
     "health_beside.py": (f"--seconds 0.1 {ONE}", "wake-ups"),
     "interval.py": ("--histories 1 --hours 10", "47 d"),
     "launch.py": (f"--jobs 1 {ONE}", "a sweep of one such job"),
+    "lightning_step.py": (f"--steps 10 {ONE}", "ForgeCallback, stream"),
     "nan_check.py": (f"--millions 0.1 {ONE}", "no check"),
     "progress_marks.py": ("--pairs 1 --steps 10 --seconds 0.1 --calls 10", "wake-ups"),
     "rank_saving.py": (f"{SMALL} --ranks 2", "dcp.async_save"),
@@ -43,7 +44,7 @@ RUNS = {
 STARTS_PROCESSES = {
     *("agreement.py", "checkpoint.py", "health_beside.py", "launch.py", "progress_marks.py"),
     *("rank_saving.py", "restart_ranks.py", "slurm_launch.py", "startup.py", "step.py"),
-    *("status.py", "transformers_step.py"),
+    *("lightning_step.py", "status.py", "transformers_step.py"),
 }
 IN_ONE_PROCESS = """
 import json, runpy, sys

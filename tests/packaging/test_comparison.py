@@ -80,7 +80,7 @@ def test_hydra_s_submitit_launcher_requeues_a_job_without_its_training():
     assert again.args == (["lr=1"], "hydra.sweep.dir", 0, "id", {})
 
 
-LIGHTNING = Path(sys.prefix) / "lightning"
+LIGHTNING = Path(sys.prefix) / "lightning" / "site-packages"
 SCRIPT = """
 import json, os, signal, sys
 import lightning.pytorch as pl

@@ -117,6 +117,7 @@ def test_every_module_is_imported_where_only_the_dependencies_are(with_wheel, wh
 
 NEED_AN_EXTRA = (
     "forge.sweeps.report.",
+    "forge.integrations.lightning",
     *("forge.integrations.accelerate", "forge.integrations.prepared_loaders"),
     *("forge.integrations.trainer_", "forge.integrations.transformers"),
 )

@@ -204,6 +204,17 @@ def test_the_first_difference_is_the_first_by_step():
     assert list(differing_values(one, one)) == []
 
 
+def test_paths_in_the_directory_of_a_run_are_the_same():
+    """A trainer's checkpoint callback saves the names of its files, also as keys."""
+    runs = []
+    for folder in ("/first", "/second"):
+        runs.append(run_of({"live": {"best": [f"{folder}/x"], f"{folder}/x": 1.0}}, {}))
+        runs[-1].directory = Path(folder)
+    assert list(differing_leaves(*runs)) == []
+    runs[0].states["checkpoints"]["live"]["best"] = ["/first/y"]
+    assert [path for path, _ in differing_leaves(*runs)] == ["live.best[0]"]
+
+
 def test_leaves_are_compared_in_the_checkpoints_of_every_run():
     """A fold that one of the runs lacks is named."""
     one, other = run_of({"live": {"w": 1}}, {}), run_of({"live": {"w": 2}}, {})

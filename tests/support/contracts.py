@@ -24,7 +24,7 @@ def contract(function: Callable[..., Any], *also: Callable[..., Any]) -> Iterato
     except Exception as error:  # noqa: BLE001 - whatever another version raises
         module = function.__module__.rpartition(".")[2]
         package = _PACKAGES.get(module, module.removeprefix("of_"))
-        paths = [*sys.path, warm.FRAMEWORKS, warm.TRL]
+        paths = [*sys.path, *warm.PACKAGES.values()]
         release = "".join(f" {one.version}" for one in distributions(name=package, path=paths))
         told = "\n".join(f"{one.__name__}: {inspect.getdoc(one)}" for one in (function, *also))
         pytest.fail(

@@ -52,7 +52,7 @@ class _Zygote:
     """
 
     def __init__(self, *modules: str) -> None:
-        self._modules = ",".join(modules)
+        self._modules = modules
         self._socket: socket.socket | None = None
         self._lock = threading.Lock()
         self._pid = os.getpid()
@@ -85,14 +85,15 @@ class _Zygote:
 
     def _begin(self) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        paths = [QUICK] if IS_QUICK else []
-        if TRAINERS[0] in self._modules:  # they use parts of torch that the quick start puts off
-            paths = [FRAMEWORKS, *([TRL] if "trl" in self._modules.split(",") else [])]
         self._popen = _begun(
             # Newer Pythons warn of forks with threads; torch has some idle threads.
             [
                 *(sys.executable, "-W", "ignore::DeprecationWarning"),
-                *(str(Path(__file__).with_name("zygote.py")), str(theirs.fileno()), self._modules),
+                *(
+                    str(Path(__file__).with_name("zygote.py")),
+                    str(theirs.fileno()),
+                    ",".join(self._modules),
+                ),
             ],
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
@@ -101,7 +102,7 @@ class _Zygote:
             env={
                 **os.environ,
                 "ROOM": ROOM,
-                "PYTHONPATH": os.pathsep.join(paths),
+                "PYTHONPATH": os.pathsep.join(_paths(self._modules)),
                 "OMP_NUM_THREADS": "1",
             },
         )
@@ -113,6 +114,12 @@ class _Zygote:
         if self.is_own and self._socket is not None:
             self._socket.close()
             self._popen.wait(60)
+
+
+def _paths(modules: tuple[str, ...]) -> list[str]:
+    """Not `QUICK` with packages that use the parts of torch that it puts off."""
+    names = [one.partition(".")[0] for one in modules]
+    return [PACKAGES[one] for one in names if one in PACKAGES] or ([QUICK] if IS_QUICK else [])
 
 
 def _umask() -> int:
@@ -130,6 +137,15 @@ TRAINERS = (
 """Modules of trainers, which the Makefile installs in a folder of their own."""
 FRAMEWORKS = str(Path(sys.prefix, "frameworks", "site-packages"))
 TRL = str(Path(sys.prefix, "trl", "site-packages"))
+LIGHTNING = ("lightning.pytorch", "forge.integrations.lightning")
+PACKAGES = {
+    "accelerate": FRAMEWORKS,
+    "trl": TRL,
+    "lightning": str(
+        Path(sys.prefix, os.environ.get("FORGE_TESTS_LIGHTNING", "lightning"), "site-packages")
+    ),
+}
+"""Package -> folder in which the Makefile installs it."""
 
 _zygote = _Zygote()
 _others: dict[tuple[str, ...], _Zygote] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from forge import messages
@@ -37,6 +37,7 @@ class PushedLoop:
         self._shutdown = parts.shutdown
         self._updater = parts.updater
         self._handler = parts.handler
+        self._objects = objects
         self._loaders = {n: one for n, one in objects.items() if isinstance(one, Resumable)}
         self._is_open = False
 
@@ -68,7 +69,7 @@ class PushedLoop:
         if is_finished:
             self._boundary.pass_over()
             return start
-        for one in self._loaders.values():
+        for one in self._resumables():
             loops.open_loader(one.loader)
         loops.fixed.begin_loop()
         loops.begin_loop(math.inf)
@@ -77,6 +78,12 @@ class PushedLoop:
         if self._is_open:
             loops.begin_step()
         return start
+
+    def _resumables(self) -> Iterator[Resumable[Any]]:
+        """All loaders whose places are saved: given by themselves, or inside other objects."""
+        yield from self._loaders.values()
+        for one in self._objects.values():
+            yield from getattr(one, "resumables", ())
 
     def boundary(self, step: int, epoch: int, taken: int | None) -> bool:
         """See `Run.boundary`."""

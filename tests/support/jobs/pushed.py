@@ -2,7 +2,8 @@
 
 Drop-out, accumulated gradients, a plateau schedule on the mean of an epoch, and data that draws.
 With `reads_ahead` it takes the next batch before it trains on this one (`ahead`: forge knows it);
-with `limit` it leaves each pass after so many batches; with `takes_signals` it ignores signals.
+with `limit` it leaves each pass after so many batches; with `begins` it draws between making an
+iterator and reading it; with `takes_signals` it ignores signals.
 """
 
 import json
@@ -95,6 +96,10 @@ def trainer(bench):
             file.write(json.dumps(start) + "\n")
         limit = spec.get("limit", 1000)
         while not start.is_finished and counters.epoch < EPOCHS:
+            if spec.get("begins"):
+                loader.begin_pass()
+                if not counters.losses:
+                    torch.rand(3)
             for x, y in (
                 left_of(ahead(loader), limit, counters)
                 if spec.get("reads_ahead")

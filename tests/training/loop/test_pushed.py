@@ -11,6 +11,7 @@ from nan_trainer import outliving
 from ranked import RankedJob
 from rows import each_value, few
 from torch.utils.data import DataLoader, DistributedSampler
+from updates import a_run
 
 import forge
 from forge.checkpoint.format import manifest
@@ -136,6 +137,24 @@ def test_workers_that_live_for_all_passes_draw_one_seed(more, tmp_path, make_job
     """A resumed job starts them again between two passes, and must not draw for that."""
     spec = SPEC | {"limit": 7, "workers": 1, "persistent": True} | more
     job = make_job(tmp_path / "job", kill_at={"end 14": "TERM"}, **spec)
+    job.run_to_end(143)
+    assert_same_run(job, undisturbed(**spec))
+
+
+@pytest.mark.parametrize(
+    ("more", "place"),
+    each_value(
+        [{}, AHEAD, {"workers": 2}, {"kind": "stateful"}],
+        ["step 0", "end 10", "step 10", "end 17"],
+    ),
+    ids=str,
+)
+def test_a_loop_that_draws_between_making_an_iterator_and_reading_it(
+    more, place, tmp_path, make_job, undisturbed
+):
+    """A DataLoader draws its seed as the iterator is made, and the order with the first batch."""
+    spec = SPEC | {"begins": True} | more
+    job = make_job(tmp_path / "job", kill_at={place: "TERM"}, **spec)
     job.run_to_end(143)
     assert_same_run(job, undisturbed(**spec))
 
@@ -399,3 +418,25 @@ def test_the_number_of_a_pass_can_be_set():
         list(loader)
         epochs.append(sampler.epoch)
     assert epochs == [0, 5, 6]
+
+
+class Several:
+    """Two loaders that are read as one, in an object that has the places of both."""
+
+    def __init__(self):
+        self.resumables = [forge.data.resumable(iter([1])), forge.data.resumable([1, 2])]
+
+    def state_dict(self):
+        return {"places": [one.state_dict() for one in self.resumables]}
+
+    def load_state_dict(self, state):
+        pass
+
+
+def test_loaders_inside_another_object_are_named_if_a_resume_is_inexact(tmp_path, caplog):
+    """Otherwise only a loader that is an object of its own would be named."""
+    with a_run(tmp_path, loaders=Several()) as run:
+        run.begin()
+        run.boundary(1)
+        run.end_loop()
+    assert caplog.text.count("A resume could be inexact here") == 1

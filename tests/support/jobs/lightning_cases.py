@@ -1,0 +1,146 @@
+"""Short trainings with Lightning under forge: lightning_cases.py <function>
+
+What each function prints, and its exit code, is what its test looks at.
+"""
+
+import logging
+import os
+import sys
+import warnings
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.tuner import Tuner
+from torch.utils.data import DataLoader
+
+from forge.integrations.lightning import ForgeCallback, package
+
+DATA = torch.randn(24, 3, generator=torch.Generator().manual_seed(1))
+
+
+class Line(pl.LightningModule):
+    """One layer; the loss of some batches is not a number."""
+
+    def __init__(self, bad=(), lr=0.01):
+        super().__init__()
+        self.layer, self.bad, self.lr = torch.nn.Linear(3, 1), bad, lr
+
+    def training_step(self, batch, index):
+        factor = float("nan") if index in self.bad else 1.0
+        return self.layer(batch).square().mean() * factor
+
+    def validation_step(self, batch, index):
+        self.log("held_out", self.layer(batch).mean())
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), self.lr)
+
+
+class Reading(Line):
+    def training_step(self, dataloader_iter):
+        return self.layer(next(dataloader_iter)[0]).mean()
+
+
+def resume(**policy):
+    checkpoint = {"dir": "checkpoints", "every_steps": 2}
+    return ForgeCallback({"checkpoint": checkpoint, **policy})
+
+
+def trainer(*callbacks, **options):
+    silent = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
+    options = {"max_epochs": 2, "devices": 1, "enable_checkpointing": False, **options}
+    return pl.Trainer(accelerator="cpu", callbacks=list(callbacks), **silent, **options)
+
+
+def loader():
+    return DataLoader(DATA, 4, shuffle=True)
+
+
+def without_the_loader():
+    trainer(resume()).fit(Line(), loader())
+
+
+def with_unsupported_parts():
+    forge, averaging = resume(), pl.callbacks.StochasticWeightAveraging(1e-2)
+    trainer(averaging, forge).fit(Reading(), forge.loader(loader()))
+
+
+def with_functions_as_processes():
+    forge = resume()
+    given = trainer(forge, devices=2, strategy="ddp_fork")
+    given.fit(Line(), forge.loader(loader()))
+
+
+def finished():
+    forge, module = resume(), Line()
+    given = trainer(forge, max_epochs=int(os.environ["EPOCHS"]))
+    given.fit(module, forge.loader(loader()))
+    print("weights", module.layer.weight.tolist(), given.global_step)
+
+
+class Forgetful(pl.Callback):
+    def __init__(self):
+        self.mean = 0.0
+
+
+def with_a_callback_without_state():
+    forge, saves = resume(), pl.callbacks.ModelCheckpoint("saved")
+    given = trainer(forge, Forgetful(), saves, enable_checkpointing=True)
+    given.fit(Line(), forge.loader(loader()))
+
+
+def with_bad_losses():
+    torch.manual_seed(3)
+    forge, module = resume(nan={"action": "skip"}), Line(bad=(1, 4))
+    given = trainer(forge, accumulate_grad_batches=2)
+    given.fit(module, forge.loader(loader()))
+    print("weights", module.layer.weight.tolist())
+
+
+def beside_a_tuner_and_a_validation():
+    forge, module = resume(), Line()
+    given, train = trainer(forge), forge.loader(loader())
+    Tuner(given).lr_find(module, train, num_training=3)
+    given.fit(module, train, forge.loader(loader()))
+    print("steps", given.global_step, "held out", "held_out" in given.callback_metrics)
+
+
+def from_a_checkpoint_of_lightning():
+    torch.manual_seed(3)
+    given = trainer(enable_checkpointing=True, max_epochs=1)
+    given.fit(Line(), loader())
+    given.save_checkpoint("first.ckpt")
+    forge, module = resume(), Line()
+    given = trainer(forge)
+    given.fit(module, forge.loader(loader()), ckpt_path="first.ckpt")
+    given.save_checkpoint("second.ckpt")
+    print("steps", given.global_step, "of", module.trainer.fit_loop.total_batch_idx + 1)
+
+
+def releases():
+    both = {"lightning", "pytorch_lightning"}
+    name_of, problem_of = package.name_of, package.problem_of
+    assert name_of({}, both.__contains__) == "lightning.pytorch"
+    assert name_of({"pytorch_lightning"}, both.__contains__) == "pytorch_lightning"
+    assert name_of(both | {"lightning.pytorch"}, both.__contains__) == "lightning.pytorch"
+    assert name_of({}, {"pytorch_lightning"}.__contains__) == "pytorch_lightning"
+    assert "found 2.4.0" in problem_of("2.4.0")
+    assert "never" in problem_of("2.6.2")
+    assert "never" in problem_of("2.6.3")
+    assert problem_of("2.5.0") == problem_of("3.0.0rc1") == ""
+
+
+def on_slurm():
+    """As a job of Slurm, whose requeue Lightning would do itself."""
+    from lightning.pytorch.plugins.environments import SLURMEnvironment
+
+    os.environ |= {"SLURM_NTASKS": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
+    forge = resume()
+    given = trainer(forge, plugins=[SLURMEnvironment()])
+    given.fit(Line(), forge.loader(loader()))
+
+
+if __name__ == "__main__":
+    warnings.filterwarnings("ignore")
+    logging.getLogger(pl.__name__).setLevel(logging.ERROR)
+    globals()[sys.argv[1]]()
