@@ -1,14 +1,12 @@
 """The display of a sweep: a line for each event, and below them a live table on a terminal.
 
 `Display.update` draws in its caller's thread; there is no background thread. A closed or full
-output cannot block the launcher: `_Stream` checks before it writes, and drops output that cannot
+output cannot block the launcher: `Stream` checks before it writes, and drops output that cannot
 be written. rich is imported (20 to 45 ms) only if there is a table to draw.
 """
 
 from __future__ import annotations
 
-import os
-import select
 import sys
 import time
 from collections import Counter, deque
@@ -18,6 +16,7 @@ from typing import TYPE_CHECKING, Literal, TextIO, cast
 
 from forge.jobdir.job_state import State
 from forge.launch.progress.news import news
+from forge.launch.progress.stream import Stream, can_be_live, is_terminal
 from forge.messages import escape
 from forge.sweeps import attempts, reader, render, status, words
 from forge.sweeps.chosen_metric import Chosen
@@ -58,10 +57,10 @@ class Display:
 
     def __init__(self, stream: TextIO | None = None, mode: Mode = "auto", title: str = "") -> None:
         stream = sys.stderr if stream is None else stream
-        self._stream = _Stream(stream)
+        self._stream = Stream(stream)
         self._title = title
         self._is_silent = mode == "none"
-        self.is_live = mode == "live" or (mode == "auto" and _can_be_live(stream))
+        self.is_live = mode == "live" or (mode == "auto" and can_be_live(stream))
         """Whether there is a table."""
         self._live: Live | None = None
         self._jobs: Sequence[Job] = ()
@@ -152,8 +151,8 @@ class Display:
         self._live = Live(
             console=console,
             auto_refresh=False,
-            redirect_stdout=_is_terminal(sys.stdout),
-            redirect_stderr=_is_terminal(sys.stderr),
+            redirect_stdout=is_terminal(sys.stdout),
+            redirect_stderr=is_terminal(sys.stderr),
         )
         self._live.start()
 
@@ -241,44 +240,3 @@ def _history(job: Job) -> list[attempts.Attempt]:
         return job.history()
     except OSError:  # the report names what cannot be read
         return []
-
-
-class _Stream:
-    """A stream that ignores writes after it has failed, so that no error reaches rich."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self.encoding = getattr(stream, "encoding", None) or "utf-8"
-        self.is_gone = False
-
-    def write(self, text: str) -> int:
-        try:
-            if not self.is_gone:
-                self._stream.write(text)
-                self._stream.flush()
-        except (OSError, ValueError, AttributeError):  # the reader left, or there is no stream
-            self.is_gone = True
-        return len(text)
-
-    def flush(self) -> None:
-        """Does nothing: `write` flushes."""
-
-    def is_ready(self, patience_s: float = 0.0) -> bool:
-        """Whether a line can be written without blocking."""
-        try:
-            return not self.is_gone and bool(select.select([], [self._stream], [], patience_s)[1])
-        except (OSError, ValueError, TypeError):
-            return True  # not a file, or closed: a write cannot block
-
-
-def _is_terminal(stream: TextIO | None) -> bool:
-    try:
-        return stream is not None and stream.isatty()
-    except (AttributeError, ValueError):  # an object of the user's, or closed
-        return False
-
-
-def _can_be_live(stream: TextIO) -> bool:
-    is_in_ci = os.environ.get("CI", "").lower() not in ("", "0", "false")
-    is_dumb = os.environ.get("TERM", "") in ("", "dumb", "unknown")
-    return not (is_in_ci or is_dumb) and _is_terminal(stream)
