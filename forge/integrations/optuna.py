@@ -11,15 +11,18 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import forge
 from forge import messages
-from forge.errors import ConfigError, ForgeError
 
 try:
     import optuna
     from optuna.storages import InMemoryStorage
     from optuna.trial import TrialState
-except ImportError as error:
-    raise ConfigError(["`optuna` is not installed: pip install optuna."], "The study") from error
+except ModuleNotFoundError as error:
+    raise ImportError(
+        "forge.integrations.optuna needs a package that is not installed (optuna). Run: pip"
+        " install optuna"
+    ) from error
 
 from forge.compat import of_optuna
 
@@ -142,7 +145,7 @@ def optimize(
         ForgeError: If the study is in memory.
     """
     if of_optuna.is_in_memory(study):
-        raise ForgeError(
+        raise forge.ForgeError(
             'optimize(): expected a study with a storage, as by optuna.create_study(storage="'
             'sqlite:///study.db", …), found one in memory, which a restart would lose.'
         )
@@ -172,5 +175,5 @@ def optimize(
             study.tell(trial, value)
 
 
-def _problem(text: str) -> ConfigError:
-    return ConfigError([text], "The sweep")
+def _problem(text: str) -> forge.ConfigError:
+    return forge.ConfigError([text], "The sweep")

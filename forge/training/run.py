@@ -19,7 +19,7 @@ from forge.jobdir import job_dir
 from forge.shutdown import stopping
 from forge.state.registry import StateRegistry
 from forge.state.run_state import RunState
-from forge.training import misuse
+from forge.training import followers, misuse
 from forge.training.attempt import Attempt
 from forge.training.loop.evaluations import Evaluations
 from forge.training.loop.loop_progress import LoopProgress
@@ -464,7 +464,7 @@ class Run:
         Raises:
             ForgeError: Outside `with forge.Run(...) as run:`.
         """
-        misuse.check_loggers(loggers)
+        followers.check_loggers(loggers)
         self._entered("log_to").log_to(loggers)
 
     def every(

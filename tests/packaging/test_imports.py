@@ -75,7 +75,16 @@ def test_nothing_is_built_on_the_building_blocks():
 def test_nothing_imports_the_package_itself():
     """`forge/__init__` is above all layers, and the layers have to work without it."""
     names = [name for name in modules() if name.startswith("forge.")]
-    assert [name for name in names if "forge" in imports(modules()[name])] == []
+    users = [name for name in names if "forge" in imports(modules()[name])]
+    assert [name for name in users if not name.startswith("forge.integrations.")] == []
+
+
+def test_integrations_use_the_public_api_alone():
+    """Whatever a trainer needs of forge, the user's own trainer can have, too."""
+    allowed = ("forge.integrations.", "forge.compat.", "forge.messages")
+    for name in [name for name in modules() if name.startswith("forge.integrations.")]:
+        used = {one for one in imports(modules()[name]) if one.startswith("forge.")}
+        assert not {one for one in used if not one.startswith(allowed)}, name
 
 
 def cycle_in(imported: dict[str, set[str]]) -> list[str]:
