@@ -5,8 +5,25 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from forge.errors import ForgeError
+from forge.training import misuse
+
 END_S = 60.0
 """Seconds that the end of a Run waits for its loggers; a stop has less."""
+
+
+def check_loggers(loggers: tuple[Any, ...]) -> None:
+    """Refuse what is not a logger of forge.
+
+    Raises:
+        ForgeError: Naming it.
+    """
+    for one in loggers:
+        if isinstance(one, type) or not callable(getattr(one, "follow", None)):
+            raise ForgeError(
+                f"run.log_to(): expected loggers such as `forge.loggers.TensorBoard()`, found"
+                f" {misuse.shown(one)}."
+            )
 
 
 class Followers:

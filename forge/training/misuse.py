@@ -161,20 +161,6 @@ def check_loader(call: str, loader: Any) -> None:
     )
 
 
-def check_loggers(loggers: tuple[Any, ...]) -> None:
-    """Refuse what is not a logger of forge.
-
-    Raises:
-        ForgeError: Naming it.
-    """
-    for one in loggers:
-        if isinstance(one, type) or not callable(getattr(one, "follow", None)):
-            raise ForgeError(
-                f"run.log_to(): expected loggers such as `forge.loggers.TensorBoard()`, found"
-                f" {shown(one)}."
-            )
-
-
 def check_function(call: str, function: Any, arguments: int) -> None:
     """Refuse a function that cannot be called with so many arguments.
 
