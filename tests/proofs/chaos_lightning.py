@@ -95,7 +95,8 @@ def disturb(name: str, number: int, seed: int, root: Path, whole: LightningJob) 
             if not any(outcome.codes[-1]):
                 break
             if not job.has_checkpoint:  # the next attempt begins anew, without Lightning's files
-                shutil.rmtree(job.directory / "saved", ignore_errors=True)
+                for path in job.directory.rglob("*.ckpt"):
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
         while any(outcome.codes[-1]) and len(outcome.codes) < MAX_ATTEMPTS:
             outcome.codes.append(job.attempt())
         assert not any(outcome.codes[-1]), "it does not finish"

@@ -29,6 +29,8 @@ _TOGETHER = (
 
 LEFT_S = 30.0
 """Largest delay between ranks, in seconds, at a break after the same step."""
+_LOST_S = 2.0
+"""Seconds until this rank knows which rank is gone, after a connection to it has failed."""
 
 
 class LoopLengths:
@@ -116,7 +118,7 @@ class LoopLengths:
         try:
             found = self._group.gather(self._key, left, self._left_s)
         except RankLost as error:
-            if self._group.lost(0):
+            if self._group.lost(_LOST_S):
                 raise
             self._raise(
                 f"rank {self._group.rank} has left its loop after {self._loops.step} steps (by a"

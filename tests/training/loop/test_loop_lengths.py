@@ -1,8 +1,13 @@
 """Ranks whose loops or passes would end after different steps: refused before, or at the end."""
 
+from types import SimpleNamespace
+
 import pytest
 from ranked import RankedJob
 from rows import few
+
+from forge.errors import RankLost
+from forge.training.loop.loop_lengths import LoopLengths
 
 
 def passes(directory, *lengths, **spec):
@@ -87,6 +92,31 @@ def test_a_rank_that_leaves_its_loop_alone_ends_all_ranks(spec, tmp_path):
     (line,) = [one for one in job.printed[1] if "has left its loop after 4 steps" in one]
     assert "rank 1 has left" in line
     assert "waiting for rank 0 (there are 2 ranks)" in line
+
+
+class RankZeroIsKilled:
+    """The connection to rank 0 fails a moment before the liveness monitor names the rank."""
+
+    rank, size = 1, 2
+
+    def publish(self, key, value):
+        pass
+
+    def gather(self, key, value, timeout_s):
+        raise RankLost("Connection reset by peer")
+
+    def lost(self, timeout_s):
+        return "Rank 0 of 2 is gone" if timeout_s else ""
+
+
+def test_a_rank_that_is_killed_at_the_end_of_a_loop_is_lost():
+    """It has not made a mistake: the job has to be started again, with exit code 70 and not 78."""
+    loops, policy = SimpleNamespace(step=24), SimpleNamespace(stop_s=60.0)
+    given = {"group": RankZeroIsKilled(), "exchange": None, "shutdown": None}
+    lengths = LoopLengths(SimpleNamespace(loops=loops, policy=policy, **given))
+    lengths.note_left()
+    with pytest.raises(RankLost):
+        lengths.check_left()
 
 
 def test_ranks_that_leave_after_different_steps_are_named(tmp_path):
