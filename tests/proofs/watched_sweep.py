@@ -3,10 +3,10 @@
     python tests/proofs/watched_sweep.py [--keep FOLDER]
 
 Twenty jobs on a throwaway Slurm cluster: some are preempted, killed, cancelled, raise or hang, some
-finish, some still train. Then each command of docs/how-to/watch-a-sweep.md runs on it, with its
-output in a file. Looking may change nothing: no file of the sweep may have another size, content or
-time of change afterwards, and no job another state for Slurm. Only `cancel` and `resume` may. Exits
-with 1 otherwise.
+finish, some still train; these are suspended, so that they change no file themselves. Then each
+command of docs/how-to/watch-a-sweep.md runs, with its output in a file. Looking may change nothing:
+no file of the sweep may have another size or time of change afterwards, and no job another state
+for Slurm. Only `cancel` and `resume` may. Exits with 1 otherwise.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -31,6 +32,7 @@ from started import ended_here
 
 import forge
 from forge.jobdir.job_state import State
+from forge.process import processes
 
 FATES = {"plain": 8, "trains": 3, "preempted": 3, "killed": 2, "raises": 2, "gone": 1, "hung": 1}
 """What happens to the jobs -> how many of them; the number is part of a job's `kind`."""
@@ -86,31 +88,15 @@ def disturb(app: SlurmApp) -> None:
     wait_for(is_quiet, "a sweep in which only waiting jobs are left", 300)
 
 
-def commands(sweep: Path) -> dict[str, bool]:
-    """Command -> whether it may change files of the sweep."""
-    where = str(sweep)
-    looks = [
-        f"status {where}",
-        f"status --failed {where}",
-        f"status --group-by kind {where}",
-        f"status --json {where}",
-        f"why {where}",
-        f"why --json {where}",
-        *(f"why {where} kind={fate}0" for fate in FATES),
-        f"logs {where} kind=raises0",
-        f"logs {where} kind=preempted0 --attempt 1",
-        f"resume {where} --dry-run",
-        f"collect {where}",
-        f"collect {where} --csv",
-        f"report {where} -o report.html",
-        f"verify {where}",
-        "doctor",
-    ]
-    return {
-        **dict.fromkeys(looks, False),
-        f"cancel {where} kind=trains0": True,
-        f"resume {where} kind=gone0 timeout_min=20": True,
-    }
+LOOKS = (
+    *("status SWEEP", "status --failed SWEEP", "status --group-by kind SWEEP"),
+    *("status --json SWEEP", "why SWEEP", "why --json SWEEP"),
+    *(f"why SWEEP kind={fate}0" for fate in FATES),
+    *("logs SWEEP kind=raises0", "logs SWEEP kind=preempted0 --attempt 1"),
+    *("resume SWEEP --dry-run", "collect SWEEP", "collect SWEEP --csv"),
+    *("report SWEEP -o report.html", "verify SWEEP", "doctor"),
+)
+CHANGES = ("cancel SWEEP kind=trains0", "resume SWEEP kind=gone0 timeout_min=20")
 
 
 class Looks:
@@ -128,9 +114,10 @@ class Looks:
 
     def run(self, command: str, *, may_change: bool) -> None:
         """Run a command of forge; its output goes into a file."""
+        words = command.replace("SWEEP", str(self.app.sweep_dir)).split()
         before, queue, began = everything_in(self.app.sweep_dir), self.queue(), time.monotonic()
         done = subprocess.run(
-            [sys.executable, "-m", "forge", *command.split()],
+            [sys.executable, "-m", "forge", *words],
             cwd=self.folder,
             env=os.environ | self.app.environment | {"COLUMNS": "80"},
             stdout=subprocess.PIPE,
@@ -139,8 +126,7 @@ class Looks:
             timeout=300,
         )
         took_s = time.monotonic() - began
-        shown = command.replace(str(self.app.sweep_dir), "SWEEP")
-        name = "".join(letter if letter.isalnum() else "_" for letter in shown)
+        name = "".join(letter if letter.isalnum() else "_" for letter in command)
         (self.folder / f"{name}.txt").write_text(done.stdout)
         after = everything_in(self.app.sweep_dir)
         changed = [path for path in before | after if before.get(path) != after.get(path)]
@@ -150,7 +136,7 @@ class Looks:
         is_right &= done.returncode == 0
         self.problems += not is_right
         lines = str(done.stdout.count("\n"))
-        cells = [f"forge {shown}", str(done.returncode), f"{took_s:.1f}", lines, what]
+        cells = [f"forge {command}", str(done.returncode), f"{took_s:.1f}", lines, what]
         self.rows.append([*cells, "" if is_right else f"WRONG: {changed[:3]} {done.stdout[-300:]}"])
         print(" | ".join(self.rows[-1]), flush=True)
 
@@ -174,8 +160,15 @@ def main() -> int:
                 kept = options.keep or Path(folder) / "outputs"
                 kept.mkdir(parents=True, exist_ok=True)
                 looks = Looks(app, kept.resolve())
-                for command, may_change in commands(app.sweep_dir).items():
-                    looks.run(command, may_change=may_change)
+                pids = [pid for job in app.jobs_by_place() for pid in job.marked]
+                for pid in pids:
+                    processes.send(pid, signal.SIGSTOP)  # so that no job changes a file itself
+                for command in LOOKS:
+                    looks.run(command, may_change=False)
+                for pid in pids:
+                    processes.send(pid, signal.SIGCONT)
+                for command in CHANGES:
+                    looks.run(command, may_change=True)
                 counts = forge.sweep(app.sweep_dir).counts()
         finally:
             cluster.stop()
