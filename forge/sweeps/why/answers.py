@@ -46,7 +46,8 @@ def of_job(known: Evidence) -> list[Answer]:
     if last is not None:
         found.append(ends.of_attempt(known, last))
         found += _budget(known, last.reason)
-    if last is None or last.reason not in (Reason.disk_full.name, Reason.io_error.name):
+    is_said = last is not None and last.reason in (Reason.disk_full.name, Reason.io_error.name)
+    if job.state.is_active or not is_said:
         found += _saves(known)
     if not found:
         found.append(_as_usual(known))
