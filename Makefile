@@ -67,10 +67,14 @@ own_scripts = $(PROOF)/own_scripts.py
 showcase = $(PROOF)/showcase.py
 earlier = $(PROOF)/earlier_version.py
 hangs = $(PROOF)/planted_hangs.py
+causes = $(PROOF)/planted_causes.py
+times = $(PROOF)/time_of_jobs.py 50 --seed 1
+resumed = $(PROOF)/resumed_sweeps.py
+watched = $(PROOF)/watched_sweep.py
 attacks = $(PROOF)/all_attacks.py
 sick = $(PROOF)/sick_machine.py
 pages = $(MAKE) docs
-PROOFS := torture suite chaos rehearse sweeps tests marked ranks shards commands frameworks huggingface lightning lightning_oldest lost_jobs early_signals own_scripts showcase earlier hangs attacks sick pages
+PROOFS := torture suite chaos rehearse sweeps tests marked ranks shards commands frameworks huggingface lightning lightning_oldest lost_jobs early_signals own_scripts showcase earlier hangs causes times resumed watched attacks sick pages
 
 proofs: $(VENV)/.dev-installed $(VENV)/.demo-installed $(VENV)/.docs-installed $(VENV)/.hydras-installed \
   $(VENV)/.lightning-installed $(VENV)/.lightning_oldest-installed $(VENV)/.frameworks-installed \

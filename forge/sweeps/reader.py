@@ -21,7 +21,7 @@ from forge.jobdir import cancel_request, job_state, jsonl, ledger
 from forge.jobdir.job_files import PLAN, STATE, VERDICT, forge_dir, job_ledger
 from forge.jobdir.job_state import JobState, State
 from forge.jobdir.ledger import Progress
-from forge.sweeps import ledger_tail
+from forge.sweeps import attempts, ledger_tail
 from forge.sweeps.job import Job, SavedCheckpoint
 from forge.sweeps.ledger_tail import LedgerTail
 from forge.sweeps.liveness import Locks
@@ -121,7 +121,8 @@ def read_job(entry: JobEntry, directory: Path, label: str, locks: Locks) -> Job:
         except OSError as error:
             problems.append(_problem(Path(directory, files.ledger.checkpoints), error))
     starts = [one for one in files.history if one["kind"] == "attempt"]
-    ends = Counter(str(one.get("reason", "")) for one in files.history if one["kind"] == "end")
+    found = map(attempts.end_of, attempts.by_attempt(files.history))
+    ends = Counter(str(one.get("reason", "")) for one in found if one is not None)
     now = _state(files, directory, locks)
     reason, because, code = _why(files, now)
     progress = files.progress

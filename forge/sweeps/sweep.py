@@ -56,10 +56,13 @@ class Sweep:
     def find(self, wanted: str) -> Job:
         """A job by its number, its Slurm id, its directory, or an override such as `lr=0.1`.
 
+        A number that is also the Slurm id of another job is the number.
+
         Raises:
             NoSweep: If no job, or more than one, matches.
         """
-        found = [job for job in self.jobs if _is_called(job, wanted)]
+        found = [job for job in self.jobs if wanted == str(job.number)]
+        found = found or [job for job in self.jobs if _is_called(job, wanted)]
         if len(found) == 1:
             return found[0]
         known = ", ".join(_name(job) for job in (found or self.jobs)[:5])
@@ -76,7 +79,7 @@ def _name(job: Job) -> str:
 
 
 def _is_called(job: Job, wanted: str) -> bool:
-    if wanted in (str(job.number), job.slurm_id) and wanted:
+    if wanted and wanted == job.slurm_id:
         return True
     words = wanted.replace(",", " ").split()
     if words and all("=" in word for word in words):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
+from forge.errors import Reason
 from forge.jobdir.job_state import State
 from forge.slurm import pending
 from forge.sweeps import words
 from forge.sweeps.why import ends
+from forge.sweeps.why.causes import Cause
 from forge.sweeps.why.evidence import Answer, Evidence
 
 _BUDGETS = {
@@ -31,7 +33,7 @@ def of_job(known: Evidence) -> list[Answer]:
     job = known.job
     if job.state is State.finished:
         at = "" if job.step is None else f" at step {job.step}"
-        return [Answer("finished", f"The job has finished{at}.")]
+        return [Answer(Cause.finished, f"The job has finished{at}.")]
     found = list(_hang(known))
     if job.is_cancelled or (job.state is State.stopping and known.files.cancel):
         found.append(_cancelled(known))
@@ -44,7 +46,9 @@ def of_job(known: Evidence) -> list[Answer]:
     if last is not None:
         found.append(ends.of_attempt(known, last))
         found += _budget(known, last.reason)
-    found += _saves(known)
+    is_said = last is not None and last.reason in (Reason.disk_full.name, Reason.io_error.name)
+    if job.state.is_active or not is_said:
+        found += _saves(known)
     if not found:
         found.append(_as_usual(known))
     return found
@@ -54,7 +58,7 @@ def _hang(known: Evidence) -> Iterator[Answer]:
     """A hang of the running attempt that was only logged."""
     if known.job.state.is_active and known.job.hang:
         yield Answer(
-            "hung",
+            Cause.hung,
             known.job.hang,
             (f"stacks of all ranks: {known.directory}/hangs/*/summary.txt",),
             ("`resilience.hang.action=restart` restarts a job that hangs.",),
@@ -68,7 +72,7 @@ def _cancelled(known: Evidence) -> Answer:
     step = f" Its checkpoint is {job.checkpoint.path.name}." if job.checkpoint else ""
     what = "saves and stops: it was" if job.state is State.stopping else "was"
     return Answer(
-        "cancelled",
+        Cause.cancelled,
         f"The job {what} cancelled{by}{begun}.{step}",
         (f"{known.directory}/.forge/cancel.json",) if known.files.cancel else ("Slurm",),
         (f"`forge resume {job.number}` starts it again.",),
@@ -82,7 +86,7 @@ def _queued(known: Evidence) -> Iterator[Answer]:
         what = ", which does not end by itself" if is_stuck else ""
         release, cancel = f"`scontrol release {job.slurm_id}`", f"`forge cancel {job.number}`"
         yield Answer(
-            "pending",
+            Cause.pending,
             f"Slurm has the job in its queue: {job.waits_for}{what}.",
             (f"squeue, job {job.slurm_id}",),
             (f"If it is held: {release}. Else {cancel}, and `forge resume` with other options.",)
@@ -90,23 +94,23 @@ def _queued(known: Evidence) -> Iterator[Answer]:
             else (),
         )
     elif job.slurm_id:
-        yield Answer("pending", f"The job waits in Slurm's queue as {job.slurm_id}.")
+        yield Answer(Cause.pending, f"The job waits in Slurm's queue as {job.slurm_id}.")
     elif known.sweep.launcher is None:
         yield Answer(
-            "not_started",
+            Cause.not_started,
             "The job was not started, and no launcher of this sweep runs on this machine.",
             (f"{known.sweep.path}/.forge/lock is not locked",),
             ("`forge resume` starts it.",),
         )
     else:
-        yield Answer("not_started", "The launcher starts the job when another job has ended.")
+        yield Answer(Cause.not_started, "The launcher starts the job when another job has ended.")
 
 
 def _lost(known: Evidence) -> Answer:
     recorded = known.files.state
     section = recorded.state.value if recorded is not None else "running"
     return Answer(
-        "lost",
+        Cause.lost,
         f"The job's processes have ended without recording why (state `{section}`): they were"
         " killed together with their launcher, or the machine went down.",
         (f"nothing holds {known.directory}/.forge/lock, and its last state is `{section}`",),
@@ -122,7 +126,7 @@ def _budget(known: Evidence, reason: str) -> Iterator[Answer]:
     most = limits.get("max_no_progress")
     if most and counts.get("no_progress", 0) >= most:
         yield Answer(
-            "no_progress",
+            Cause.no_progress,
             f"The job is not started again: {counts['no_progress']} attempts in a row saved nothing"
             " new.",
             (f"`resilience.requeue.max_no_progress={most}`",),
@@ -135,7 +139,7 @@ def _budget(known: Evidence, reason: str) -> Iterator[Answer]:
     most = limits.get(limit)
     if counter and most is not None and counts.get(counter, 0) >= most:
         yield Answer(
-            "budget",
+            Cause.budget,
             f"The job is not started again: {words.count(counts[counter], 'restart')} for this"
             f" reason, and the limit is {most}.",
             (f"`resilience.{key}={most}`",),
@@ -143,7 +147,7 @@ def _budget(known: Evidence, reason: str) -> Iterator[Answer]:
         )
     if counter and limits.get("enabled") is False:
         yield Answer(
-            "requeue_disabled",
+            Cause.requeue_disabled,
             f"The job is not started again: {limits.get('why_not')}.",
             (),
             ("Set `resilience.requeue.enabled=true`.",),
@@ -156,21 +160,23 @@ def _saves(known: Evidence) -> Iterator[Answer]:
     if known.files.ledger.problem is not None:
         error = known.files.ledger.problem
         yield Answer(
-            "save_failed",
+            Cause.save_failed,
             f"The last save, at step {error.get('step')}, failed: {error.get('error')}.",
             (".forge/ledger: an event `save_failed`",),
             ("The next save tries again; after five failures in a row the job ends.",),
         )
+        return
     if not job.state.is_active or job.is_command or job.checkpoint is not None:
         return
     if job.state is State.starting:
         took = "" if job.since is None else f" {words.ago(time.time() - job.since)} ago"
         yield Answer(
-            "starting", f"The job's process was started{took}, and has not begun its first step."
+            Cause.starting,
+            f"The job's process was started{took}, and has not begun its first step.",
         )
     elif known.files.ledger.number:
         yield Answer(
-            "nothing_saved_yet",
+            Cause.nothing_saved_yet,
             "No checkpoint is saved yet: the first is due after `resilience.checkpoint.every_s` or"
             " `every_steps`.",
         )
@@ -179,4 +185,4 @@ def _saves(known: Evidence) -> Iterator[Answer]:
 def _as_usual(known: Evidence) -> Answer:
     job = known.job
     at = "" if job.step is None else f" at step {job.step}"
-    return Answer("running", f"Nothing is wrong: the job is {job.state.value}{at}.")
+    return Answer(Cause.running, f"Nothing is wrong: the job is {job.state.value}{at}.")

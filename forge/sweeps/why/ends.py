@@ -9,6 +9,7 @@ from forge.errors import Reason
 from forge.jobdir import code
 from forge.sweeps import output, words
 from forge.sweeps.attempts import Attempt
+from forge.sweeps.why.causes import Cause
 from forge.sweeps.why.evidence import Answer, Evidence
 
 _SHOWN = 5
@@ -21,13 +22,19 @@ def of_attempt(known: Evidence, attempt: Attempt) -> Answer:
     if answer is not None:
         return answer
     text = attempt.text or words.reason(attempt.reason) or "nothing recorded why it ended"
-    return Answer(attempt.reason or "unknown", f"The attempt ended: {text}.", (_ended(attempt),))
+    return Answer(Cause.unknown, f"The attempt ended: {text}.", (_ended(attempt),))
 
 
 def _ended(attempt: Attempt) -> str:
     """The line of the job's ledger about the end of an attempt."""
     code = "" if attempt.code is None else f", code {attempt.code}"
     return f".forge/ledger/job.jsonl: attempt {attempt.number} ended, {attempt.reason}{code}"
+
+
+def _messages(known: Evidence) -> tuple[str, ...]:
+    """The error with which forge ended the job, and the file that has all of it."""
+    file = f"the message: {known.output_file()}"
+    return tuple(filter(None, (output.last_error(known.output), file)))
 
 
 def _repeats(attempt: Attempt) -> str:
@@ -48,8 +55,8 @@ def _failed(known: Evidence, attempt: Attempt) -> Answer:
     frame = str(known.files.verdict.get("frame") or output.last_frame(known.output))
     if not frame and attempt.code is not None:
         return Answer(
-            "exit_code",
-            f"Your program ended with exit code {attempt.code}, without an exception of main.",
+            Cause.exit_code,
+            f"Your program ended without an exception of main: {attempt.text}.",
             (_ended(attempt), f"its output: {known.output_file()}"),
             (
                 "If this exit code means that another start can help, name it in"
@@ -58,7 +65,7 @@ def _failed(known: Evidence, attempt: Attempt) -> Answer:
         )
     at = f", at {frame}" if frame else ""
     return Answer(
-        "exception",
+        Cause.exception,
         f"Your code raised an exception{at}: {attempt.text}.",
         (_ended(attempt), f"traceback: {known.output_file()}"),
         (
@@ -73,7 +80,7 @@ def _code_changed(known: Evidence, attempt: Attempt) -> Answer:
     cwd = os.path.join(str(known.files.plan.get("cwd") or ""), "")
     shown = ", ".join(one.removeprefix(cwd) for one in files[:_SHOWN]) or "undone by now"
     return Answer(
-        "code_changed",
+        Cause.code_changed,
         f"The job failed, and its code has changed since it was submitted: {shown}.",
         (_ended(attempt), attempt.text),
         (
@@ -90,7 +97,7 @@ def _out_of_memory(known: Evidence, attempt: Attempt) -> Answer:
     slurm = known.files.plan.get("slurm") is not None
     more = "`forge resume hydra.launcher.mem_gb=…`" if slurm else "a smaller batch, fewer workers"
     return Answer(
-        "out_of_memory",
+        Cause.out_of_memory,
         f"The kernel killed the job for lack of memory; {_repeats(attempt)}.",
         (_ended(attempt), attempt.text),
         (f"Give the job more memory ({more}), or let it need less.",),
@@ -100,7 +107,7 @@ def _out_of_memory(known: Evidence, attempt: Attempt) -> Answer:
 def _disk_full(known: Evidence, attempt: Attempt) -> Answer:
     failed = [str(one.get("error")) for one in known.events("save_failed", attempt=attempt)]
     return Answer(
-        "disk_full",
+        Cause.disk_full,
         "A checkpoint could not be written, since the disk or the quota is full.",
         (_ended(attempt), *failed[-1:]),
         (
@@ -112,9 +119,9 @@ def _disk_full(known: Evidence, attempt: Attempt) -> Answer:
 
 def _io_error(known: Evidence, attempt: Attempt) -> Answer:
     return Answer(
-        "checkpoints",
-        f"The checkpoints cannot be written or read: {attempt.text}.",
-        (_ended(attempt),),
+        Cause.checkpoints,
+        "The checkpoints cannot be written or read.",
+        (_ended(attempt), *_messages(known)),
         (f"`forge verify {known.directory}` checks all of them.",),
     )
 
@@ -122,9 +129,10 @@ def _io_error(known: Evidence, attempt: Attempt) -> Answer:
 def _crashed(known: Evidence, attempt: Attempt) -> Answer:
     section = _section(known, attempt)
     doing = f" while it was in `{section}`" if section else ""
+    rank = f" (rank {known.job.rank})" if known.job.rank else ""
     return Answer(
-        "killed",
-        f"The job's process was {attempt.text}{doing}; {_repeats(attempt)}.",
+        Cause.killed,
+        f"The job's process{rank} was {attempt.text}{doing}; {_repeats(attempt)}.",
         (_ended(attempt), f"its output: {known.output_file()}"),
         (
             "If no person killed it, look for a crash of a library in the output. If memory ran out"
@@ -160,7 +168,7 @@ def _forced(known: Evidence, attempt: Attempt) -> Answer:
         "collective": "it waited for other ranks",
     }.get(section, "no step boundary was reached")
     return Answer(
-        "stopped_late",
+        Cause.stopped_late,
         f"The job was asked to stop, and had not exited {timeout_s:g} s later: {where};"
         f" {_repeats(attempt)}.",
         (_ended(attempt), f"stacks of its threads: {known.output_file()}"),
@@ -173,7 +181,7 @@ def _save_too_long(known: Evidence, attempt: Attempt) -> Answer:
     longest = f" (the longest save so far took {max(took):.1f} s)" if took else ""
     warning_s = known.files.plan.get("warning_s") or 0.0
     return Answer(
-        "save_too_long",
+        Cause.save_too_long,
         f"The job was killed while it saved{longest}: the warning of {warning_s:g} s before the end"
         f" is too short; {_repeats(attempt)}.",
         (_ended(attempt),),
@@ -192,29 +200,40 @@ def _time_limit(known: Evidence, attempt: Attempt) -> Answer:
     if stops:
         saved = f"saved at step {stops[-1].get('step')}"
         return Answer(
-            "time_limit", f"The time limit{limit} was near; the job {saved}.", (_ended(attempt),)
+            Cause.time_limit,
+            f"The time limit{limit} was near; the job {saved}.",
+            (_ended(attempt),),
         )
     if _section(known, attempt) == "save":
         return _save_too_long(known, attempt)
     is_run = any(known.events("run", attempt=attempt))
     if not is_run and not known.job.is_command:
         return Answer(
-            "no_run",
+            Cause.no_run,
             f"The time limit{limit} came, and the job has no `forge.Run` that could have saved.",
             (_ended(attempt),),
             ("Use `forge.Run` in main (docs/how-to/convert-a-loop.md), or raise the time limit.",),
         )
-    if known.job.is_command:
+    if known.job.is_command and (attempt.code or 0) >= 0:
         return Answer(
-            "time_limit",
+            Cause.time_limit,
             f"The time limit{limit} came; the command was asked to save and exit.",
             (_ended(attempt), attempt.text),
         )
+    plan = known.files.plan
+    if known.job.is_command:
+        text = (
+            f"and the command had not exited {plan.get('timeout_s') or 0:g} s after"
+            f" SIG{plan.get('signal', '')}"
+        )
+    else:
+        text = (
+            f"and the training did not save before it: the signal {plan.get('signal', '')} did not"
+            f" reach it, or its step took longer than the warning of {plan.get('warning_s', 0):g} s"
+        )
     return Answer(
-        "signal_missed",
-        f"The time limit{limit} came, and the training did not save before it: the signal"
-        f" {known.files.plan.get('signal', '')} did not reach it, or its step took longer than the"
-        f" warning of {known.files.plan.get('warning_s', 0):g} s; {_repeats(attempt)}.",
+        Cause.signal_missed,
+        f"The time limit{limit} came, {text}; {_repeats(attempt)}.",
         (_ended(attempt), f"its output: {known.output_file()}"),
         (
             "A container, a shell or torchrun above the training can swallow signals: start it with"
@@ -234,7 +253,7 @@ def _by_cluster(known: Evidence, attempt: Attempt) -> Answer:
         "signalled": "Somebody sent SIGTERM to the job",
     }[attempt.reason]
     node = f" on {attempt.node}" if attempt.node else ""
-    return Answer(attempt.reason, f"{text}{node}; {saved}.", (_ended(attempt), attempt.text))
+    return Answer(Cause[attempt.reason], f"{text}{node}; {saved}.", (_ended(attempt), attempt.text))
 
 
 def _by_a_person(known: Evidence, attempt: Attempt) -> Answer:
@@ -246,7 +265,9 @@ def _by_a_person(known: Evidence, attempt: Attempt) -> Answer:
     what = "`forge resume` continues it" + (
         ", if it is named." if attempt.reason == "cancelled" else "."
     )
-    return Answer(attempt.reason, f"{text}; {_repeats(attempt)}.", (_ended(attempt),), (what,))
+    return Answer(
+        Cause[attempt.reason], f"{text}; {_repeats(attempt)}.", (_ended(attempt),), (what,)
+    )
 
 
 # -- hangs, ranks, nodes, numbers -----------------------------------------------------------------
@@ -255,11 +276,11 @@ def _by_a_person(known: Evidence, attempt: Attempt) -> Answer:
 def _hung(known: Evidence, attempt: Attempt) -> Answer:
     hangs = list(known.events("hang", attempt=attempt))
     if not hangs:
-        return Answer("hung", f"The job made no progress: {attempt.text}.", (_ended(attempt),))
+        return Answer(Cause.hung, f"The job made no progress: {attempt.text}.", (_ended(attempt),))
     last = hangs[-1]
     line = f", at {last['line']}" if last.get("line") else ""
     return Answer(
-        "hung",
+        Cause.hung,
         f"Rank {last.get('rank')} made no progress in `{last.get('section')}` at step"
         f" {last.get('step')} for {float(last.get('waited_s') or 0):.0f} s{line}"
         f" ({last.get('because')}).",
@@ -273,7 +294,7 @@ def _hung(known: Evidence, attempt: Attempt) -> Answer:
 
 def _rank_lost(known: Evidence, attempt: Attempt) -> Answer:
     return Answer(
-        "rank_lost",
+        Cause.rank_lost,
         f"A rank of the job died, and the other ranks ended: {attempt.text}; {_repeats(attempt)}.",
         (_ended(attempt), f"the outputs of all ranks: {known.directory}/output.log*"),
     )
@@ -281,7 +302,7 @@ def _rank_lost(known: Evidence, attempt: Attempt) -> Answer:
 
 def _unhealthy(known: Evidence, attempt: Attempt) -> Answer:
     return Answer(
-        "unhealthy",
+        Cause.unhealthy,
         f"A health check failed: {attempt.text}.",
         (_ended(attempt),),
         ("`srun -w NODE forge doctor` repeats the checks on a node.",),
@@ -289,10 +310,12 @@ def _unhealthy(known: Evidence, attempt: Attempt) -> Answer:
 
 
 def _halted(known: Evidence, attempt: Attempt) -> Answer:
+    if any(known.events("health", attempt=attempt)):
+        return _unhealthy(known, attempt)
     halts = list(known.events("halt", attempt=attempt))
     text = str(halts[-1].get("text")) if halts else attempt.text
     return Answer(
-        "halted",
+        Cause.halted,
         f"The policy halted the job: {text}.",
         (_ended(attempt),),
         (
@@ -304,25 +327,25 @@ def _halted(known: Evidence, attempt: Attempt) -> Answer:
 
 def _bad_config(known: Evidence, attempt: Attempt) -> Answer:
     return Answer(
-        "config",
-        "The job could not start: its config, its code or the objects of forge.Run do not fit.",
-        (_ended(attempt), f"the message: {known.output_file()}"),
+        Cause.config,
+        "The config of the job, its code or the objects of forge.Run do not fit.",
+        (_ended(attempt), *_messages(known)),
         (f"`forge logs {known.job.number}` prints the message, which says what to do.",),
     )
 
 
 def _in_use(known: Evidence, attempt: Attempt) -> Answer:
     return Answer(
-        "directory_in_use",
-        f"Another process uses the job's directory: {attempt.text}.",
-        (_ended(attempt), f"the message: {known.output_file()}"),
+        Cause.directory_in_use,
+        "Another process uses the job's directory.",
+        (_ended(attempt), *_messages(known)),
         ("Wait for it, or stop it; its pid and host are in the message.",),
     )
 
 
 def _unanswered(known: Evidence, attempt: Attempt) -> Answer:
     return Answer(
-        "not_requeued",
+        Cause.not_requeued,
         f"Slurm did not requeue the job: {attempt.text}.",
         (_ended(attempt),),
         ("`forge resume` submits it again.",),

@@ -14,14 +14,14 @@ from forge.sweeps.attempts import Attempt
 from forge.sweeps.job import Job
 from forge.sweeps.reader import Files
 from forge.sweeps.sweep import Sweep
+from forge.sweeps.why.causes import Cause
 
 
 @dataclass(frozen=True)
 class Answer:
     """A cause."""
 
-    cause: str
-    """A word for programs, such as `exception`; docs/how-to/watch-a-sweep.md lists all of them."""
+    cause: Cause
     text: str
     """A sentence that says what happened."""
     evidence: tuple[str, ...] = ()
