@@ -29,7 +29,7 @@ from forge.compat import of_hydra, of_omegaconf
 from forge.errors import ConfigError, MainCalled
 
 if TYPE_CHECKING:
-    from forge.launch.snapshot import Snapshot
+    from forge.launch.snapshot import CodeSnapshot
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Shared:
     """The content shared by all jobs of a launch, pickled once."""
 
     def __init__(
-        self, function: Callable[[Any], Any], context: Any, snapshot: Snapshot | None = None
+        self, function: Callable[[Any], Any], context: Any, snapshot: CodeSnapshot | None = None
     ) -> None:
         """`snapshot`: the copy of the code from which the jobs run; None: the code itself."""
         self.snapshot = snapshot

@@ -18,7 +18,7 @@ from forge.jobdir.job_files import LAUNCH, forge_dir
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-    from forge.launch.snapshot import Snapshot
+    from forge.launch.snapshot import CodeSnapshot
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class LaunchRecord:
         cls,
         launcher: str,
         options: DataclassInstance,
-        copy: Snapshot | None,
+        copy: CodeSnapshot | None,
         own: dict[str, dict[str, Any]] | None = None,
     ) -> LaunchRecord:
         """The record of a launch that begins now."""

@@ -29,7 +29,7 @@ _CACHES = ("__pycache__", ".pyc")
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class CodeSnapshot:
     """A copy of the code."""
 
     root: Path
@@ -64,10 +64,10 @@ def moved(plan: JobPlan, sweep_dir: Path) -> JobPlan:
     """The plan of a job whose sweep, and so its copy of the code, is now in another directory."""
     before = Path(plan.snapshot)
     now = forge_dir(sweep_dir) / FOLDER / before.name
-    return Snapshot(before, now).apply(plan) if plan.snapshot and now != before else plan
+    return CodeSnapshot(before, now).apply(plan) if plan.snapshot and now != before else plan
 
 
-def make(sweep_dir: Path) -> Snapshot:
+def make(sweep_dir: Path) -> CodeSnapshot:
     """Copy the code of the working directory; an equal copy is used again.
 
     Raises:
@@ -87,7 +87,7 @@ def make(sweep_dir: Path) -> Snapshot:
         digest.update(f"{name}\0{len(content)}\0".encode(errors="surrogateescape") + content)
     folder = forge_dir(sweep_dir) / FOLDER
     make_trusted_directory(folder)
-    found = Snapshot(root, folder / digest.hexdigest()[:16])
+    found = CodeSnapshot(root, folder / digest.hexdigest()[:16])
     if not found.copy.exists():
         draft = folder / "draft"
         shutil.rmtree(draft, ignore_errors=True)

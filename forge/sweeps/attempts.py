@@ -18,7 +18,7 @@ from forge.sweeps import ledger_tail
 
 
 @dataclass(frozen=True)
-class Attempt:
+class AttemptRecord:
     """One start of a job, and its end."""
 
     number: int
@@ -48,7 +48,7 @@ class Attempt:
     """The events of its processes and of its wrapper, without metrics, in order."""
 
 
-def read(directory: Path, *, with_metrics: bool = False) -> list[Attempt]:
+def read(directory: Path, *, with_metrics: bool = False) -> list[AttemptRecord]:
     """All attempts of the job in a directory, the oldest first; reads its whole ledgers.
 
     Args:
@@ -73,7 +73,7 @@ def read(directory: Path, *, with_metrics: bool = False) -> list[Attempt]:
     ]
 
 
-def lost(own: Sequence[Attempt]) -> Iterator[tuple[Attempt, int, float]]:
+def lost(own: Sequence[AttemptRecord]) -> Iterator[tuple[AttemptRecord, int, float]]:
     """The work between the last save and the end, of attempts that ended without a save.
 
     Yields:
@@ -124,7 +124,7 @@ def _is_in(t: float, own: Sequence[Event], later: Sequence[Sequence[Event]]) -> 
     return t >= own[0]["t"] and not (later and t >= later[0][0]["t"])
 
 
-def _of(number: int, own: list[Event], runs: list[list[Event]]) -> Attempt:
+def _of(number: int, own: list[Event], runs: list[list[Event]]) -> AttemptRecord:
     """An attempt, from the events of its wrapper and of its processes."""
     begin = own[0] if own else runs[0][0]
     inner = [event for run in runs for event in run]
@@ -136,7 +136,7 @@ def _of(number: int, own: list[Event], runs: list[list[Event]]) -> Attempt:
     saves = [one for one in inner if one["kind"] == "save"]
     steps = [int(one["step"]) for one in inner if isinstance(one.get("step"), int)]
     reason = "" if end is None else str(end.get("reason") or _REASONS.get(end["kind"], ""))
-    return Attempt(
+    return AttemptRecord(
         number,
         float(begin["t"]),
         None if end is None else float(end["t"]),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from forge.jobdir.job_state import State
 from forge.sweeps import curves
-from forge.sweeps.attempts import Attempt
+from forge.sweeps.attempts import AttemptRecord
 from forge.sweeps.attempts import read as read_attempts
 from forge.sweeps.metric import Metric
 
@@ -32,7 +32,7 @@ class SavedCheckpoint:
 
 
 @dataclass(frozen=True)
-class Job:
+class SweepJob:
     """A job of a sweep, or a single run.
 
     It is a snapshot: `forge.sweep(path)` reads the files again.
@@ -99,7 +99,7 @@ class Job:
     missing: tuple[str, ...] = ()
     """Files that could not be read, and why, for people."""
 
-    def history(self) -> list[Attempt]:
+    def history(self) -> list[AttemptRecord]:
         """All attempts of the job, the oldest first, with their events; reads the whole ledgers.
 
         Raises:

@@ -22,9 +22,9 @@ from forge.jobdir.job_files import PLAN, STATE, VERDICT, forge_dir, job_ledger
 from forge.jobdir.job_state import JobState, State
 from forge.jobdir.ledger import Progress
 from forge.sweeps import attempts, ledger_tail
-from forge.sweeps.job import Job, SavedCheckpoint
+from forge.sweeps.job import SavedCheckpoint, SweepJob
 from forge.sweeps.ledger_tail import LedgerTail
-from forge.sweeps.liveness import Locks
+from forge.sweeps.liveness import HeldLocks
 
 INDEX = "jobs.jsonl"
 MANIFEST = "manifest.json"
@@ -105,7 +105,7 @@ def files_of(directory: Path) -> Files:
     return Files(state, plan, verdict, progress, found, cancel, history, problems)
 
 
-def read_job(entry: JobEntry, directory: Path, label: str, locks: Locks) -> Job:
+def read_job(entry: JobEntry, directory: Path, label: str, locks: HeldLocks) -> SweepJob:
     """The job in a directory, as it is now."""
     files = files_of(directory)
     state, problems = files.state, files.problems
@@ -129,7 +129,7 @@ def read_job(entry: JobEntry, directory: Path, label: str, locks: Locks) -> Job:
     rate, left_s = _speed(files, now)
     steps = progress.planned if progress else None
     interval = (files.ledger.start or {}).get("interval") or {}
-    return Job(
+    return SweepJob(
         number=entry.number,
         directory=directory,
         overrides=entry.overrides or tuple(files.plan.get("overrides") or ()),
@@ -178,7 +178,7 @@ def newest(checkpoints: Path) -> SavedCheckpoint | None:
     return None
 
 
-def _state(files: Files, directory: Path, locks: Locks) -> State:
+def _state(files: Files, directory: Path, locks: HeldLocks) -> State:
     is_waiting = files.state is None or files.state.state in (State.queued, State.starting)
     if files.cancel and is_waiting and locks.is_held(directory) is not True:
         return State.stopped  # before it has run, or again
@@ -193,7 +193,7 @@ def _state(files: Files, directory: Path, locks: Locks) -> State:
     return _alive(state, files, directory, locks) if is_here else state
 
 
-def _without_state(files: Files, directory: Path, locks: Locks) -> State:
+def _without_state(files: Files, directory: Path, locks: HeldLocks) -> State:
     """The state of a job without a state file: it has not begun, or nothing watches over it."""
     if files.ledger.number == 0:
         return State.queued
@@ -206,7 +206,7 @@ def _without_state(files: Files, directory: Path, locks: Locks) -> State:
     return State.stopped if end["kind"] == "stop" else State.failed
 
 
-def _alive(state: State, files: Files, directory: Path, locks: Locks) -> State:
+def _alive(state: State, files: Files, directory: Path, locks: HeldLocks) -> State:
     """The state, or `lost` if it is certain that the job's processes have ended."""
     recorded, start = files.state, files.ledger.start or {}
     host = recorded.host if recorded else files.ledger.host

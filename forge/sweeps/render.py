@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from forge.sweeps.status import FLEXIBLE, RIGHT, STYLES, Row, Table
+from forge.sweeps.status import FLEXIBLE, RIGHT, STYLES, JobRow, Table
 
 _GAP = 2
 _INDENT = 6
@@ -40,7 +40,7 @@ def lines(table: Table, width: int | None) -> list[Line]:
     return found
 
 
-def rows(found: Sequence[Row], width: int | None) -> Iterator[Line]:
+def rows(found: Sequence[JobRow], width: int | None) -> Iterator[Line]:
     """A header and a line for each job, without the columns that are empty for all jobs."""
     names: dict[str, None] = {}
     for row in found:

@@ -15,7 +15,7 @@ from forge.jobdir.job_state import State
 from forge.messages import escape
 from forge.sweeps import output, words
 from forge.sweeps.chosen_metric import Chosen
-from forge.sweeps.job import Job
+from forge.sweeps.job import SweepJob
 from forge.sweeps.sweep import Sweep
 
 MOST = 50
@@ -38,10 +38,10 @@ STYLES = {
 }
 
 
-class Row(NamedTuple):
+class JobRow(NamedTuple):
     """A job in the table."""
 
-    job: Job
+    job: SweepJob
     cells: dict[str, str]
     notes: list[str]
 
@@ -52,7 +52,7 @@ class Table:
 
     title: str
     summary: str
-    rows: list[Row]
+    rows: list[JobRow]
     left_out: str = ""
     """How many jobs the table does not show, and how to see them; empty if it shows all."""
     next: list[tuple[str, str]] = field(default_factory=list)
@@ -65,7 +65,7 @@ FLEXIBLE = ("overrides",)
 
 def table(
     sweep: Sweep,
-    jobs: Sequence[Job],
+    jobs: Sequence[SweepJob],
     metric: Chosen,
     *,
     is_chosen: bool = False,
@@ -90,7 +90,7 @@ def table(
         left_out = f"… and {rest} more; `forge status --all` shows all jobs"
     is_single = sweep.is_single
     rows = [
-        Row(job, cells(job, metric, now), notes(job, now, is_single=is_single)) for job in shown
+        JobRow(job, cells(job, metric, now), notes(job, now, is_single=is_single)) for job in shown
     ]
     return Table(title(sweep), summary(sweep, now), rows, left_out, following(sweep))
 
@@ -114,7 +114,7 @@ def summary(sweep: Sweep, now: float) -> str:
     return " · ".join(parts)
 
 
-def cells(job: Job, metric: Chosen, now: float) -> dict[str, str]:
+def cells(job: SweepJob, metric: Chosen, now: float) -> dict[str, str]:
     """The columns of a job."""
     is_starting = job.state is State.starting and job.since is not None
     elapsed = f" {words.ago(now - job.since)}" if is_starting and job.since else ""
@@ -134,7 +134,7 @@ def cells(job: Job, metric: Chosen, now: float) -> dict[str, str]:
     }
 
 
-def notes(job: Job, now: float, *, is_single: bool = False) -> list[str]:
+def notes(job: SweepJob, now: float, *, is_single: bool = False) -> list[str]:
     """Facts about a job that have no column; short lines.
 
     Args:
@@ -170,7 +170,7 @@ def notes(job: Job, now: float, *, is_single: bool = False) -> list[str]:
     return [*found, *job.missing]
 
 
-def problem_of(job: Job) -> str:
+def problem_of(job: SweepJob) -> str:
     """The last problem of a job in a few words; empty if there is none."""
     if job.hang:
         return escape(job.hang)

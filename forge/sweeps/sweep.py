@@ -15,8 +15,8 @@ from forge.jobdir.job_files import LAUNCH, LOCK, forge_dir
 from forge.jobdir.job_state import State
 from forge.slurm.submitted import Submitted
 from forge.sweeps import collect, reader
-from forge.sweeps.job import Job
-from forge.sweeps.liveness import Locks
+from forge.sweeps.job import SweepJob
+from forge.sweeps.liveness import HeldLocks
 from forge.sweeps.reader import INDEX, JobEntry
 
 
@@ -26,7 +26,7 @@ class Sweep:
 
     path: Path
     """The sweep's directory, or that of the run."""
-    jobs: tuple[Job, ...]
+    jobs: tuple[SweepJob, ...]
     common: tuple[str, ...] = ()
     """The overrides that all jobs have in common."""
     is_single: bool = False
@@ -53,7 +53,7 @@ class Sweep:
         rows = collect.rows(self.jobs)
         return pd.DataFrame(rows, columns=collect.columns(rows))
 
-    def find(self, wanted: str) -> Job:
+    def find(self, wanted: str) -> SweepJob:
         """A job by its number, its Slurm id, its directory, or an override such as `lr=0.1`.
 
         A number that is also the Slurm id of another job is the number.
@@ -74,11 +74,11 @@ class Sweep:
         )
 
 
-def _name(job: Job) -> str:
+def _name(job: SweepJob) -> str:
     return f"{job.number} ({job.label})" if job.label else str(job.number)
 
 
-def _is_called(job: Job, wanted: str) -> bool:
+def _is_called(job: SweepJob, wanted: str) -> bool:
     if wanted and wanted == job.slurm_id:
         return True
     words = wanted.replace(",", " ").split()
@@ -111,10 +111,10 @@ def sweep(path: str | os.PathLike[str]) -> Sweep:
     )
 
 
-def read_again(path: Path, job: Job) -> Job:
+def read_again(path: Path, job: SweepJob) -> SweepJob:
     """A job of the sweep in `path`, as it is now."""
     entry = JobEntry(job.number, "", job.overrides)
-    return reader.read_job(entry, job.directory, job.label, Locks())
+    return reader.read_job(entry, job.directory, job.label, HeldLocks())
 
 
 def is_job(path: Path) -> bool:
@@ -129,7 +129,7 @@ def is_sweep(path: Path) -> bool:
 
 
 def _sweep(path: Path) -> Sweep:
-    locks = Locks()
+    locks = HeldLocks()
     found, bad = reader.entries(path)
     texts, common = reader.labels(one.overrides for one in found)
     ids = Submitted(path).ids
@@ -155,7 +155,7 @@ def _sweep(path: Path) -> Sweep:
     )
 
 
-def _without_launcher(job: Job) -> Job:
+def _without_launcher(job: SweepJob) -> SweepJob:
     """A job of a local sweep without a launcher: nothing starts it."""
     is_waiting = job.state is State.queued and not job.slurm_id
     return replace(job, because="not started yet") if is_waiting and not job.because else job
@@ -163,10 +163,10 @@ def _without_launcher(job: Job) -> Job:
 
 def _single(path: Path) -> Sweep:
     entry = JobEntry(0, ".", ())
-    return Sweep(path, (reader.read_job(entry, path, "", Locks()),), is_single=True)
+    return Sweep(path, (reader.read_job(entry, path, "", HeldLocks()),), is_single=True)
 
 
-def _launcher(path: Path, locks: Locks) -> int | None:
+def _launcher(path: Path, locks: HeldLocks) -> int | None:
     try:
         with os.fdopen(open_file(forge_dir(path) / LOCK), "rb") as file:
             text = file.read(32).decode(errors="replace")

@@ -31,7 +31,7 @@ import forge
 from forge.jobdir.job_files import job_ledger
 from forge.jobdir.job_state import State
 from forge.sweeps import times
-from forge.sweeps.job import Job
+from forge.sweeps.job import SweepJob
 from forge.sweeps.times import Part
 
 HIT = '''
@@ -100,7 +100,7 @@ def disturb(app: App, count: int, draw: int) -> float:
     raise AssertionError(f"not finished after {MOST_STARTS} starts:\n{done.stdout}")
 
 
-def row(job: Job, began: float) -> tuple[list[str], float, bool]:
+def row(job: SweepJob, began: float) -> tuple[list[str], float, bool]:
     """The row of a job, its deviation from the wall time, and whether all is as it should be."""
     wall_s = job_ledger(job.directory).stat().st_mtime - began
     attempts = job.history()

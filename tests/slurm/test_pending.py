@@ -9,7 +9,7 @@ from forge.jobdir.job_state import State
 from forge.launch.progress.display import Display
 from forge.slurm import pending
 from forge.sweeps import status
-from forge.sweeps.job import Job
+from forge.sweeps.job import SweepJob
 
 STUCK = (
     *("DependencyNeverSatisfied", "JobHeldUser", "JobHeldAdmin", "launch_failed_requeued_held"),
@@ -72,8 +72,8 @@ def test_the_numbers_of_many_jobs_are_short():
 def test_the_table_and_its_summary_have_the_reasons():
     """Where a thousand jobs wait there is no row for each."""
     place = Path("multirun/0")
-    waits = [Job(number, place, (), State.queued, waits_for="Priority") for number in range(9)]
-    waits.append(Job(9, place, (), State.queued, because="preempted", waits_for="JobHeldUser"))
+    waits = [SweepJob(number, place, (), State.queued, waits_for="Priority") for number in range(9)]
+    waits.append(SweepJob(9, place, (), State.queued, because="preempted", waits_for="JobHeldUser"))
     assert [status.problem_of(job) for job in waits[:9]] == ["waits: Priority"] * 9
     assert status.problem_of(waits[9]) == "preempted, waits: JobHeldUser"
     stream = StringIO()

@@ -12,7 +12,7 @@ from forge.errors import Reason
 from forge.jobdir.job_files import job_ledger
 from forge.jobdir.job_state import State
 from forge.sweeps import output
-from forge.sweeps.attempts import Attempt
+from forge.sweeps.attempts import AttemptRecord
 from forge.sweeps.why import answers, ends
 from forge.sweeps.why.causes import Cause
 from forge.sweeps.why.evidence import Evidence
@@ -44,7 +44,7 @@ def known(swept):
     def make(reason, events=(), is_command=False, said="", code=1, rank=0, **plan):
         job = replace(sweep.jobs[1], state=State.failed, is_command=is_command, rank=rank)
         found = [{"t": 1.0, **event} for event in events]
-        attempt = Attempt(1, 0.0, 9.0, reason.name, "a text", code, events=found)
+        attempt = AttemptRecord(1, 0.0, 9.0, reason.name, "a text", code, events=found)
         return Known(sweep, job, attempt, said, **plan)
 
     return make
@@ -123,7 +123,7 @@ def test_a_save_that_failed_is_said_once(swept):
     found.attempts = []
     assert causes(found) == [Cause.save_failed]
     found.job = replace(job, state=State.failed)
-    found.attempts = [Attempt(1, 0.0, 9.0, Reason.disk_full.name)]
+    found.attempts = [AttemptRecord(1, 0.0, 9.0, Reason.disk_full.name)]
     assert Cause.save_failed not in causes(found)
 
 

@@ -20,7 +20,7 @@ from forge.jobdir import code
 from forge.jobdir.job_state import State
 from forge.jobdir.plan import JobPlan
 from forge.slurm import client
-from forge.sweeps.job import Job
+from forge.sweeps.job import SweepJob
 
 _BY_A_PERSON = (Reason.cancelled.name,)
 _FAILED = (State.failed, State.lost)
@@ -32,13 +32,13 @@ _SHOWN = 5
 class Left:
     """A job that does not start, and why."""
 
-    job: Job
+    job: SweepJob
     because: str
 
 
 def jobs_to_start(
-    jobs: Sequence[Job], *, are_named: bool, only_failed: bool
-) -> tuple[list[Job], list[Left]]:
+    jobs: Sequence[SweepJob], *, are_named: bool, only_failed: bool
+) -> tuple[list[SweepJob], list[Left]]:
     """The jobs to start, and the others.
 
     Args:
@@ -118,7 +118,7 @@ def is_option(word: str) -> bool:
     return bool(equals) and (is_named or key in options_of("local") | options_of("slurm"))
 
 
-def warn_of_changed_code(plans: Iterable[tuple[Job, JobPlan]]) -> None:
+def warn_of_changed_code(plans: Iterable[tuple[SweepJob, JobPlan]]) -> None:
     """Say once which source files have changed since the jobs were launched."""
     by_code: dict[str, tuple[JobPlan, list[int]]] = {}
     for job, made in plans:

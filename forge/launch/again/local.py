@@ -20,10 +20,12 @@ from forge.launch.opening import locked
 from forge.launch.progress import display
 from forge.launch.progress.again import how_to_resume
 from forge.launch.record import LaunchRecord
-from forge.sweeps.job import Job
+from forge.sweeps.job import SweepJob
 
 
-def run(path: Path, jobs: Sequence[Job], launched: LaunchRecord, changes: dict[str, Any]) -> int:
+def run(
+    path: Path, jobs: Sequence[SweepJob], launched: LaunchRecord, changes: dict[str, Any]
+) -> int:
     """Run the jobs to their end; returns the exit code.
 
     Args:
@@ -50,7 +52,13 @@ def run(path: Path, jobs: Sequence[Job], launched: LaunchRecord, changes: dict[s
         queued = [QueuedJob(job.number, job.label, job.directory) for job in jobs]
         title = display.title(path, (job.overrides for job in jobs))
         failures = Alike(path, options.max_alike)
-        queue = Queue(queued, slots, options.progress, title, failures, stagger_s=options.stagger_s)
+        queue = Queue(
+            queued,
+            slots,
+            display.Display(mode=options.progress, title=title),
+            failures,
+            stagger_s=options.stagger_s,
+        )
         stopped_by = queue.run()
     if how := how_to_resume(queued, f"forge resume {path}"):
         messages.say(how)
@@ -60,7 +68,7 @@ def run(path: Path, jobs: Sequence[Job], launched: LaunchRecord, changes: dict[s
 
 
 def _plan(
-    job: Job,
+    job: SweepJob,
     path: Path,
     launched: LaunchRecord,
     options: resources.LocalOptions,

@@ -24,10 +24,12 @@ from forge.launch.slurm.sbatch import OptionGroup, batches, job_name, log_folder
 from forge.launch.slurm.slurm_options import SlurmOptions
 from forge.slurm import bundle, client
 from forge.slurm.submitted import Submitted, submissions
-from forge.sweeps.job import Job
+from forge.sweeps.job import SweepJob
 
 
-def run(path: Path, jobs: Sequence[Job], launched: LaunchRecord, changes: dict[str, Any]) -> int:
+def run(
+    path: Path, jobs: Sequence[SweepJob], launched: LaunchRecord, changes: dict[str, Any]
+) -> int:
     """Submit the jobs; returns the exit code.
 
     Args:
@@ -82,7 +84,7 @@ def _options(launched: LaunchRecord, changes: dict[str, Any]) -> SlurmOptions:
     return slurm_options.read(known | changes)
 
 
-def _not_in_queue(jobs: Sequence[Job], submitted: Submitted) -> Iterator[Job]:
+def _not_in_queue(jobs: Sequence[SweepJob], submitted: Submitted) -> Iterator[SweepJob]:
     """The jobs that Slurm does not have in its queue; says which ones it has.
 
     Raises:
@@ -110,7 +112,7 @@ def _not_in_queue(jobs: Sequence[Job], submitted: Submitted) -> Iterator[Job]:
             yield job
 
 
-def _release(job: Job, slurm_id: str) -> None:
+def _release(job: SweepJob, slurm_id: str) -> None:
     """Let Slurm start a job that was held back, since others had failed alike."""
     try:
         client.release([slurm_id])
@@ -120,7 +122,7 @@ def _release(job: Job, slurm_id: str) -> None:
 
 
 def _plan(
-    job: Job,
+    job: SweepJob,
     path: Path,
     launched: LaunchRecord,
     options: SlurmOptions,

@@ -66,9 +66,8 @@ def launch(request: Request) -> list[JobReturn]:
             stops_at = math.inf if batch is None else batch.stops_at
             title = display.title(directory, (job.place.overrides for job in jobs))
             failures = Alike(directory, options.max_alike)
-            queue = Queue(
-                queued, slots, options.progress, title, failures, stops_at, options.stagger_s
-            )
+            shown = display.Display(mode=options.progress, title=title)
+            queue = Queue(queued, slots, shown, failures, stops_at, options.stagger_s)
             stopped_by = queue.run()
         finally:
             sweep.close()

@@ -11,7 +11,6 @@ import sys
 import time
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
 
 from forge.errors import ExitCode
 from forge.filesystem.files import open_file
@@ -59,23 +58,21 @@ class Queue:
         self,
         jobs: list[QueuedJob],
         slots: Slots,
-        progress: Any,
-        title: str = "",
+        display: Display,
         failures: Alike | None = None,
         stops_at: float = math.inf,
         stagger_s: float = 0.0,
     ) -> None:
-        """`title`: of the table; `stops_at`: Unix time at which all jobs have to save and exit.
+        """`stops_at`: Unix time at which all jobs have to save and exit.
 
         `stagger_s`: seconds between the starts of two jobs.
         """
         self._jobs = jobs
         self._alike = failures or Alike()
         self._views = Views(jobs)
-        self._title = title
         self._slots = slots
         self._free = list(range(slots.count))[::-1]
-        self._progress = progress
+        self._display = display
         self._stops_at = stops_at
         self._stagger_s = stagger_s
         self._starts_next = 0.0
@@ -90,10 +87,7 @@ class Queue:
 
     def run(self) -> int | None:
         """Run every job; returns the signal that stopped the sweep, or None."""
-        with (
-            handled(self._on_signal, *LIMIT),
-            Display(mode=self._progress, title=self._title) as self._display,
-        ):
+        with handled(self._on_signal, *LIMIT), self._display:
             try:
                 self._loop()
             except BaseException:

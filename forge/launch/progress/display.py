@@ -20,15 +20,14 @@ from forge.launch.progress.stream import Stream, can_be_live, is_terminal
 from forge.messages import escape
 from forge.sweeps import attempts, reader, render, status, words
 from forge.sweeps.chosen_metric import Chosen
-from forge.sweeps.job import Job
+from forge.sweeps.job import SweepJob
 from forge.sweeps.render import Line
-from forge.sweeps.status import STYLES, Row
+from forge.sweeps.status import STYLES, JobRow
 from forge.sweeps.sweep import Sweep
 
 if TYPE_CHECKING:
     from rich.live import Live
 
-Mode = Literal["auto", "live", "plain", "none"]
 
 FRAME_S = 0.125
 """Least number of seconds between two drawings of the table."""
@@ -55,7 +54,7 @@ class Display:
         title: The first line of the table.
     """
 
-    def __init__(self, stream: TextIO | None = None, mode: Mode = "auto", title: str = "") -> None:
+    def __init__(self, stream: TextIO | None = None, mode: str = "auto", title: str = "") -> None:
         stream = sys.stderr if stream is None else stream
         self._stream = Stream(stream)
         self._title = title
@@ -63,8 +62,8 @@ class Display:
         self.is_live = mode == "live" or (mode == "auto" and can_be_live(stream))
         """Whether there is a table."""
         self._live: Live | None = None
-        self._jobs: Sequence[Job] = ()
-        self._last: dict[int, Job] = {}
+        self._jobs: Sequence[SweepJob] = ()
+        self._last: dict[int, SweepJob] = {}
         self._pending: deque[tuple[str, str]] = deque(maxlen=1000)
         self._began_s = self._summed_s = time.monotonic()
         self._next_frame_s = 0.0
@@ -77,7 +76,7 @@ class Display:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def update(self, jobs: Sequence[Job]) -> None:
+    def update(self, jobs: Sequence[SweepJob]) -> None:
         """Show the current state of all jobs; cheap enough to be called many times a second."""
         self._jobs = jobs
         for job in jobs:
@@ -178,7 +177,9 @@ class Display:
         cells = [status.cells(job, metric, now) for job in jobs]
         rows: list[Line] = []
         for notes in (_notes, _problems, _no_notes):
-            found = [Row(job, own, notes(job, now)) for job, own in zip(jobs, cells, strict=True)]
+            found = [
+                JobRow(job, own, notes(job, now)) for job, own in zip(jobs, cells, strict=True)
+            ]
             rows = list(render.rows(found, width)) if found else []
             if len(rows) <= room:
                 break
@@ -209,22 +210,22 @@ def title(path: Path, jobs: Iterable[tuple[str, ...]]) -> str:
     return status.title(Sweep(path, (), tuple(reader.labels(jobs)[1])))
 
 
-def _notes(job: Job, now: float) -> list[str]:
+def _notes(job: SweepJob, now: float) -> list[str]:
     """The notes about a job that has had a problem or a restart; others fit into one line."""
     return status.notes(job, now) if job.restarts or status.problem_of(job) else []
 
 
-def _problems(job: Job, now: float) -> list[str]:
+def _problems(job: SweepJob, now: float) -> list[str]:
     """Only the note about a job's last problem."""
     problem = status.problem_of(job)
     return [problem] if problem else []
 
 
-def _no_notes(job: Job, now: float) -> list[str]:
+def _no_notes(job: SweepJob, now: float) -> list[str]:
     return []
 
 
-def _totals(jobs: Sequence[Job]) -> list[str]:
+def _totals(jobs: Sequence[SweepJob]) -> list[str]:
     """The restarts of all jobs, and the work lost between the last save and the end of a start."""
     restarted = [job for job in jobs if job.restarts]
     if not restarted:
@@ -235,7 +236,7 @@ def _totals(jobs: Sequence[Job]) -> list[str]:
     return [found, f"{words.count(steps, 'step')} repeated ({words.clock(seconds)})"]
 
 
-def _history(job: Job) -> list[attempts.Attempt]:
+def _history(job: SweepJob) -> list[attempts.AttemptRecord]:
     try:
         return job.history()
     except OSError:  # the report names what cannot be read

@@ -5,10 +5,10 @@ from __future__ import annotations
 from forge.jobdir.job_state import State
 from forge.messages import escape
 from forge.sweeps import output, status
-from forge.sweeps.job import Job
+from forge.sweeps.job import SweepJob
 
 
-def news(job: Job, last: Job | None) -> str:
+def news(job: SweepJob, last: SweepJob | None) -> str:
     """The changes since `last`; empty if there are none."""
     was = State.queued if last is None else last.state
     problem = status.problem_of(job)
@@ -26,7 +26,7 @@ def news(job: Job, last: Job | None) -> str:
     return f"started {escape(job.label)}" if is_start else ""
 
 
-def _at(job: Job, word: str = "at") -> str:
+def _at(job: SweepJob, word: str = "at") -> str:
     """The progress as ` at step 3 of 10 (30%)`; empty before training began."""
     share = f" of {job.steps} ({(job.step or 0) / job.steps:.0%})" if job.steps else ""
     return "" if job.step is None else f" {word} step {job.step}{share}"

@@ -15,8 +15,8 @@ from forge.jobdir import job_state
 from forge.jobdir.job_files import STATE, forge_dir
 from forge.jobdir.job_state import JobState, State
 from forge.sweeps import reader
-from forge.sweeps.job import Job
-from forge.sweeps.liveness import Locks
+from forge.sweeps.job import SweepJob
+from forge.sweeps.liveness import HeldLocks
 from forge.sweeps.reader import JobEntry
 
 _READ_S = 1.0
@@ -45,7 +45,7 @@ class ObservedJob(ABC):
     taken: float = 0.0
     """When the wrapper's last state was read, by the monotonic clock."""
     _stamp: tuple[int, int] | None = None
-    _seen: Job | None = None
+    _seen: SweepJob | None = None
     """The job as `view` has read it last."""
 
     @abstractmethod
@@ -83,7 +83,7 @@ class ObservedJob(ABC):
         self.hang = content.hang
         self.rank = content.rank
 
-    def view(self, locks: Callable[[], Locks], *, is_due: bool) -> Job:
+    def view(self, locks: Callable[[], HeldLocks], *, is_due: bool) -> SweepJob:
         """The job as the display shows it.
 
         Args:
@@ -95,7 +95,7 @@ class ObservedJob(ABC):
         facts: dict[str, Any] = {"because": self.because, "rank": self.rank, "hang": hang}
         facts |= {"waits_for": self.waits_for, "attempts": self.restarts + 1}
         if self.state is State.queued and not self.restarts:
-            return Job(self.number, self.directory, (), self.state, self.label, **facts)
+            return SweepJob(self.number, self.directory, (), self.state, self.label, **facts)
         is_same = seen is not None and facts.items() <= vars(seen).items()
         is_same = is_same and seen is not None and self._shown(seen) is seen.state
         if seen is None or not is_same or (is_due and self.state.is_active):
@@ -104,7 +104,7 @@ class ObservedJob(ABC):
             self._seen = seen = replace(seen, state=self._shown(seen), **facts)
         return seen
 
-    def _shown(self, read: Job) -> State:
+    def _shown(self, read: SweepJob) -> State:
         """The state that the launcher knows, or `starting` if no step has begun."""
         is_starting = self.state is State.running and read.state is State.starting
         return State.starting if is_starting else self.state
@@ -117,11 +117,11 @@ class Views:
         self._jobs = jobs
         self._due_s = 0.0
 
-    def now(self) -> list[Job]:
+    def now(self) -> list[SweepJob]:
         """All jobs; the files of running ones are read once a second, or less often."""
         began = time.monotonic()
         is_due = began >= self._due_s
-        locks = functools.cache(Locks)  # read only if a job is
+        locks = functools.cache(HeldLocks)  # read only if a job is
         found = [job.view(locks, is_due=is_due) for job in self._jobs]
         if is_due:
             took_s = time.monotonic() - began

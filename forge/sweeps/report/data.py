@@ -10,10 +10,10 @@ from typing import Any
 
 from forge.jobdir.jsonl import Event
 from forge.sweeps import attempts, curves, times
-from forge.sweeps.attempts import Attempt
+from forge.sweeps.attempts import AttemptRecord
 from forge.sweeps.chosen_metric import Chosen
 from forge.sweeps.curves import Curve
-from forge.sweeps.job import Job
+from forge.sweeps.job import SweepJob
 from forge.sweeps.sweep import Sweep
 from forge.sweeps.times import Part, Segment
 
@@ -27,13 +27,13 @@ _FEWEST, _MOST = 40, 400
 class JobReport:
     """A job, with what its ledgers say."""
 
-    job: Job
+    job: SweepJob
     name: str
     """Its number and overrides."""
-    attempts: list[Attempt]
+    attempts: list[AttemptRecord]
     segments: list[Segment]
     curves: dict[str, Curve] = field(default_factory=dict)
-    lost: list[tuple[Attempt, int, float]] = field(default_factory=list)
+    lost: list[tuple[AttemptRecord, int, float]] = field(default_factory=list)
     """(attempt, steps, seconds) for each attempt that ended without a save."""
 
     @property
@@ -87,7 +87,7 @@ def collect(sweep: Sweep, metric: str = "", now: float | None = None) -> Report:
     return Report(sweep, found, names, chosen, now, problems)
 
 
-def _metrics(jobs: Sequence[Job], chosen: Chosen) -> list[str]:
+def _metrics(jobs: Sequence[SweepJob], chosen: Chosen) -> list[str]:
     """The metrics to draw, those that most jobs have first."""
     counts = Counter(name for job in jobs for name in job.metrics)
     first = chosen.of_sweep(jobs).name
@@ -95,7 +95,7 @@ def _metrics(jobs: Sequence[Job], chosen: Chosen) -> list[str]:
     return names[:MAX_METRICS]
 
 
-def events(jobs: Iterable[JobReport], *kinds: str) -> list[tuple[JobReport, Attempt, Event]]:
+def events(jobs: Iterable[JobReport], *kinds: str) -> list[tuple[JobReport, AttemptRecord, Event]]:
     """All events of these kinds."""
     return [
         (job, attempt, event)
@@ -106,7 +106,7 @@ def events(jobs: Iterable[JobReport], *kinds: str) -> list[tuple[JobReport, Atte
     ]
 
 
-def overrides(job: Job) -> dict[str, Any]:
+def overrides(job: SweepJob) -> dict[str, Any]:
     """Key -> value of a job's overrides."""
     pairs = (one.lstrip("+~").partition("=") for one in job.overrides)
     return {key: value for key, _, value in pairs}

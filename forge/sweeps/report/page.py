@@ -10,7 +10,7 @@ from plotly.offline import get_plotlyjs
 
 from forge._version import __version__
 from forge.sweeps import status, times, words
-from forge.sweeps.job import Job
+from forge.sweeps.job import SweepJob
 from forge.sweeps.report.data import Report
 from forge.sweeps.report.figures import FIGURES
 from forge.sweeps.times import Part
@@ -127,7 +127,7 @@ def _table(report: Report) -> Iterator[str]:
     yield "</tr></table></div>"
 
 
-def _attempts(job: Job) -> str:
+def _attempts(job: SweepJob) -> str:
     """How many there were, and why they ended, unless a single one says no more than the state."""
     return f"{job.attempts}: {words.reasons(job.ends)}" if job.attempts > 1 else str(job.attempts)
 

@@ -21,7 +21,7 @@ from forge.jobdir.job_state import State
 from forge.launch.progress import display
 from forge.launch.progress.display import Display
 from forge.sweeps import status
-from forge.sweeps.job import Job, Metric
+from forge.sweeps.job import Metric, SweepJob
 
 
 def job(number, state=State.running, **facts):
@@ -30,7 +30,7 @@ def job(number, state=State.running, **facts):
         "directory": Path("multirun", str(number)),
         "attempts": facts.pop("restarts", 0) + 1,
     } | facts
-    return Job(number=number, overrides=(), state=state, **facts)
+    return SweepJob(number=number, overrides=(), state=state, **facts)
 
 
 def half_done(number, **facts):
