@@ -12,7 +12,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TextIO, cast
+from typing import TYPE_CHECKING, TextIO, cast
 
 from forge.jobdir.job_state import State
 from forge.launch.progress.news import news
