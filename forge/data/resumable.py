@@ -47,6 +47,8 @@ class Resumable(Generic[_Batch]):
         """A loaded state, until the next pass begins."""
         self._random_states: list[dict[str, Any]] = []
         """The random states of pending batches that were loaded, until they are read again."""
+        self._is_later = False
+        """Whether the current pass came after another one, which has started persistent workers."""
         self._is_begun = False
         """Whether `begin_pass` has begun the pass that the next iteration reads."""
 
@@ -123,6 +125,9 @@ class Resumable(Generic[_Batch]):
             self._random_states = list(saved.get("pending", ()))
             with rng.unchanged():
                 position.load(saved["position"])
+                if saved.get("is_later"):
+                    position.start_workers()
+                    position.load_finished(saved["position"])
             position.is_over = saved.get("is_read", False)
         elif before is not None:
             if not before.is_over:
@@ -132,6 +137,10 @@ class Resumable(Generic[_Batch]):
             position.follow(before)
         else:
             position = Position(self.loader, self._number_after(-1))
+        if saved is not None and not saved["is_over"]:
+            self._is_later = saved.get("is_later", False)
+        else:
+            self._is_later = (before or saved) is not None
         self._position, self._saved = position, None
         self._is_closed, self._epoch = self.ahead == 0, None
 
@@ -184,9 +193,12 @@ class Resumable(Generic[_Batch]):
         return {"taken": taken, **place} | ({"pending": states} if states else {})
 
     def _place(self, position: Position) -> dict[str, Any]:
-        place = {"position": position.state(), "is_over": position.is_over and self._is_closed}
+        state = position.state()
+        place = {"position": state, "is_over": position.is_over and self._is_closed}
         if position.is_over and not self._is_closed:
             place["is_read"] = True
+        if self._is_later and state["start"] is None and not position.is_over:
+            place["is_later"] = True
         return place
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

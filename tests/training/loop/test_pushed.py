@@ -407,6 +407,29 @@ def test_a_pass_can_begin_after_its_first_batches(workers, ahead):
     assert seen == expected[2:]
 
 
+@pytest.mark.parametrize("persistent", [False, True])
+def test_the_first_batch_of_a_later_pass_is_read_again(persistent):
+    """A trainer that joins loaders reads ahead into the next pass of a short one."""
+
+    def make():
+        options = {"num_workers": 1, "persistent_workers": persistent}
+        return forge.data.resumable(DataLoader(range(6), 2, shuffle=True, **options), ahead=1)
+
+    torch.manual_seed(3)
+    whole = make()
+    list(whole)
+    iterator = iter(whole)
+    expected = [next(iterator).tolist()]
+    whole.pending = 1
+    state, drawn = whole.state_dict(), torch.get_rng_state()
+    expected += [batch.tolist() for batch in iterator]
+    resumed = make()
+    resumed.load_state_dict(state)
+    torch.set_rng_state(drawn)
+    assert [batch.tolist() for batch in resumed] == expected
+    whole.loader._iterator = resumed.loader._iterator = None  # the workers end
+
+
 def test_the_number_of_a_pass_can_be_set():
     """A sampler draws the order from it; passes that were not set are counted."""
     sampler = DistributedSampler(range(8), num_replicas=1, rank=0)
