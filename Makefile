@@ -67,14 +67,18 @@ own_scripts = $(PROOF)/own_scripts.py
 showcase = $(PROOF)/showcase.py
 earlier = $(PROOF)/earlier_version.py
 hangs = $(PROOF)/planted_hangs.py
+causes = $(PROOF)/planted_causes.py
+times = $(PROOF)/time_of_jobs.py 50 --seed 1
+resumed = $(PROOF)/resumed_sweeps.py
+watched = $(PROOF)/watched_sweep.py
 attacks = $(PROOF)/all_attacks.py
 sick = $(PROOF)/sick_machine.py
 pages = $(MAKE) docs
-PROOFS := torture suite chaos rehearse sweeps tests marked ranks shards commands frameworks huggingface lightning lightning_oldest lost_jobs early_signals own_scripts showcase earlier hangs attacks sick pages
+PROOFS := torture suite chaos rehearse sweeps tests marked ranks shards commands frameworks huggingface lightning lightning_oldest lost_jobs early_signals own_scripts showcase earlier hangs causes times resumed watched attacks sick pages
 
 proofs: $(VENV)/.dev-installed $(VENV)/.demo-installed $(VENV)/.docs-installed $(VENV)/.hydras-installed \
   $(VENV)/.lightning-installed $(VENV)/.lightning_oldest-installed $(VENV)/.frameworks-installed \
-  $(VENV)/.trl-installed
+  $(VENV)/.loggers-installed $(VENV)/.optuna-installed $(VENV)/.trl-installed
 	@rm -rf build/proofs && mkdir -p build/proofs
 	@$(MAKE) --no-print-directory --keep-going --jobs $(AT_ONCE) $(PROOFS:%=proof-%)
 
@@ -160,6 +164,26 @@ $(VENV)/.frameworks-installed: $(VENV)/.dev-installed
 	  huggingface-hub==2.4.0 tokenizers==0.23.3 safetensors==0.8.0 psutil==7.2.2 pyyaml==6.0.3 \
 	  regex==2026.11.15 tqdm==4.70.1 fsspec==2026.9.0 filelock==4.2.11 httpx2==2.16.2 httpcore2==2.16.2 \
 	  truststore==0.10.5 anyio==4.16.0 idna==3.20 h11==0.16.0 certifi==2026.10.18
+	@touch $@
+
+# The packages of `forge.loggers`, for its proofs; protobuf and what else tensorboard needs are there.
+$(VENV)/.loggers-installed: $(VENV)/.dev-installed
+	@$(IN_VENV) -m pip install -qq --no-deps --target $(VENV)/loggers wandb==0.31.0 \
+	  mlflow-skinny==3.17.2 annotated-doc==0.0.7 annotated-types==0.8.0 anyio==4.16.0 cachetools==7.3.3 \
+	  click==8.5.1 databricks-sdk==0.162.0 fastapi==0.165.0 gitdb==4.0.12 gitpython==3.2.1 idna==3.20 \
+	  importlib-metadata==9.1.0 opentelemetry-api==1.45.2 opentelemetry-proto==1.45.2 \
+	  opentelemetry-sdk==1.45.2 opentelemetry-semantic-conventions==0.66b2 pydantic==2.14.4 \
+	  pydantic-core==2.50.5 python-dotenv==1.2.4 smmap==5.0.3 sqlparse==0.6.1 starlette==1.10.0 \
+	  typing-inspection==0.4.5 zipp==4.1.2
+	@touch $@
+
+# Hydra's Optuna sweeper with the release of Optuna that it needs, and the current one.
+$(VENV)/.optuna-installed: $(VENV)/.dev-installed
+	@$(IN_VENV) -m pip install -qq --no-deps --target $(VENV)/sweepers hydra-optuna-sweeper==1.3.0 \
+	  optuna==2.10.1 sqlalchemy==1.4.54 alembic==1.12.1 greenlet==3.5.6 cmaes==0.13.1 scipy==1.17.1 \
+	  colorlog==6.12.0 mako==1.4.3 tqdm==4.70.1
+	@$(IN_VENV) -m pip install -qq --no-deps --target $(VENV)/optuna optuna==5.0.0 sqlalchemy==2.1.9 \
+	  alembic==1.20.1 colorlog==6.12.0 mako==1.4.3 tqdm==4.70.1
 	@touch $@
 
 # TRL, for `huggingface.py`.

@@ -8,7 +8,7 @@ packages are those of `make test`, or installed ones.
     Trainer            a step without accumulation, that logs nothing
     ForgeTrainer       the same, with signals, saves, the NaN policy and the place in the data
     Accelerate         a loop with backward, optimizer.step and zero_grad
-    Accelerate, forge  the same in `forge.integrations.accelerate.Run`
+    Accelerate, forge  the same in `forge.integrations.accelerate.AcceleratedRun`
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def step(batch):
 
 if kind == "Accelerate, forge":
     import forge.integrations.accelerate
-    with forge.integrations.accelerate.Run(policy, accelerator) as run:
+    with forge.integrations.accelerate.AcceleratedRun(policy, accelerator) as run:
         for _, batch in run.steps(10**8, loader):
             step(batch)
 while True:

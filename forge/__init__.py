@@ -57,6 +57,7 @@ _MODULES = {
     "distributed": "forge.group.distributed",
     "errors": "forge.errors",
     "ledger": "forge.jobdir.ledger",
+    "loggers": "forge.loggers",
     "resilience": "forge.resilience",
 }
 
@@ -81,13 +82,14 @@ __all__ = [
     "errors",
     "ledger",
     "load",
+    "loggers",
     "on_stop",
     "resilience",
     "sweep",
 ]
 
 if TYPE_CHECKING:
-    from forge import checkpoint, config, data, errors, resilience
+    from forge import checkpoint, config, data, errors, loggers, resilience
     from forge.checkpoint.load.inspection import load
     from forge.config.schema import Policy
     from forge.errors import (

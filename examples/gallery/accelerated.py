@@ -21,7 +21,7 @@ def main() -> None:
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 80)
     model, optimizer, schedule, loader = accelerator.prepare(model, optimizer, schedule, loader)
     policy = {"checkpoint": {"dir": "runs/accelerated", "every_steps": 50}}
-    with forge.integrations.accelerate.Run(policy, accelerator) as run:
+    with forge.integrations.accelerate.AcceleratedRun(policy, accelerator) as run:
         for _ in run.epochs(5):
             for _, (inputs, targets) in run.batches(loader):
                 with accelerator.accumulate(model):

@@ -18,7 +18,7 @@ from forge.jobdir.job_state import State
 from forge.process import processes
 from forge.slurm import client
 from forge.sweeps import sweep, words
-from forge.sweeps.job import Job
+from forge.sweeps.job import SweepJob
 from forge.sweeps.sweep import Sweep
 
 _WHAT = """\
@@ -67,7 +67,7 @@ def _cancel(options: argparse.Namespace) -> int:
     return 1 if problems else 0
 
 
-def _scancel(jobs: Sequence[Job]) -> list[str]:
+def _scancel(jobs: Sequence[SweepJob]) -> list[str]:
     """Take the jobs that wait for their start out of Slurm's queue; returns what went wrong."""
     problems = []
     for job in jobs:
@@ -83,7 +83,7 @@ def _scancel(jobs: Sequence[Job]) -> list[str]:
     return problems
 
 
-def _end(jobs: Sequence[Job], *, is_now: bool) -> list[str]:
+def _end(jobs: Sequence[SweepJob], *, is_now: bool) -> list[str]:
     """End jobs that no launcher of forge started: by a signal, which the training receives itself.
 
     Returns:
@@ -112,7 +112,7 @@ def _end(jobs: Sequence[Job], *, is_now: bool) -> list[str]:
     return problems
 
 
-def _wait(whole: Sweep, running: Sequence[Job]) -> None:
+def _wait(whole: Sweep, running: Sequence[SweepJob]) -> None:
     """Say of each job that it stops, or that nothing has answered yet."""
     left = {job.number: job for job in running}
     until = time.monotonic() + _PATIENCE_S

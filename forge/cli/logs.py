@@ -12,7 +12,7 @@ from forge.cli import sweep_command
 from forge.errors import NoSweep
 from forge.filesystem.files import open_file
 from forge.sweeps import attempts, output, sweep
-from forge.sweeps.job import Job
+from forge.sweeps.job import SweepJob
 from forge.sweeps.sweep import Sweep
 
 _WHAT = """\
@@ -67,7 +67,7 @@ def _print(options: argparse.Namespace) -> int:
     return 0
 
 
-def _span(job: Job, options: argparse.Namespace) -> tuple[int, int | None]:
+def _span(job: SweepJob, options: argparse.Namespace) -> tuple[int, int | None]:
     """The first byte, and the byte after the last one; None: to the end."""
     if options.attempt is None:
         return 0, None
@@ -86,7 +86,7 @@ def _span(job: Job, options: argparse.Namespace) -> tuple[int, int | None]:
     return own.log[options.rank], following[options.rank] if following else None
 
 
-def _no_output(whole: Sweep, job: Job, path: Path, rank: int) -> str:
+def _no_output(whole: Sweep, job: SweepJob, path: Path, rank: int) -> str:
     if whole.is_single:
         return (
             f"{path} does not exist: a run without a launcher prints to the terminal, or to the"
@@ -112,7 +112,7 @@ def _copy(path: Path, begin: int, end: int | None) -> int:
     return at
 
 
-def _follow(path: Path, job: Job, file: Path, at: int) -> None:
+def _follow(path: Path, job: SweepJob, file: Path, at: int) -> None:
     """Copy what is appended, until the job has ended."""
     while True:
         is_last = sweep.read_again(path, job).state.is_final

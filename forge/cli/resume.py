@@ -18,7 +18,7 @@ from forge.launch.again.choose import Left
 from forge.launch.record import LaunchRecord
 from forge.messages import escape
 from forge.sweeps import words
-from forge.sweeps.job import Job
+from forge.sweeps.job import SweepJob
 from forge.sweeps.sweep import Sweep
 
 _WHAT = """\
@@ -66,7 +66,7 @@ def _resume(options: argparse.Namespace) -> int:
 
 
 def _say(
-    chosen: Sequence[Job], left: Sequence[Left], changes: dict[str, Any], *, are_named: bool
+    chosen: Sequence[SweepJob], left: Sequence[Left], changes: dict[str, Any], *, are_named: bool
 ) -> None:
     """Say which jobs start, and which do not, and why; of many finished jobs only the number."""
     finished = [one for one in left if one.job.state is State.finished and not are_named]
@@ -83,7 +83,7 @@ def _say(
 
 
 def _start(
-    whole: Sweep, chosen: Sequence[Job], launched: LaunchRecord, changes: dict[str, Any]
+    whole: Sweep, chosen: Sequence[SweepJob], launched: LaunchRecord, changes: dict[str, Any]
 ) -> int:
     if launched.launcher == "slurm":
         from forge.launch.again import slurm

@@ -15,7 +15,7 @@ from forge.jobdir.job_state import State
 from forge.messages import escape
 from forge.sweeps import as_json, render, status, words
 from forge.sweeps.chosen_metric import Chosen
-from forge.sweeps.job import Job
+from forge.sweeps.job import SweepJob
 from forge.sweeps.render import Line
 from forge.sweeps.status import ORDER
 from forge.sweeps.sweep import Sweep
@@ -94,7 +94,7 @@ def _watch(options: argparse.Namespace) -> int:
 
 
 def _drawn(
-    whole: Sweep, jobs: Sequence[Job], options: argparse.Namespace, columns: int | None
+    whole: Sweep, jobs: Sequence[SweepJob], options: argparse.Namespace, columns: int | None
 ) -> list[Line]:
     metric = Chosen.parse(options.metric)
     if options.group_by:
@@ -103,7 +103,7 @@ def _drawn(
     return render.lines(status.table(whole, jobs, metric, is_chosen=is_chosen), columns)
 
 
-def _ordered(jobs: Iterable[Job], options: argparse.Namespace) -> list[Job]:
+def _ordered(jobs: Iterable[SweepJob], options: argparse.Namespace) -> list[SweepJob]:
     """The jobs that the options choose, in their order."""
     found = [
         job
@@ -128,7 +128,7 @@ def _ordered(jobs: Iterable[Job], options: argparse.Namespace) -> list[Job]:
     return found
 
 
-def _rank(job: Job, metric: Chosen) -> float:
+def _rank(job: SweepJob, metric: Chosen) -> float:
     """The place of a job in the order of the best values; jobs without a value come last."""
     best = metric.best(job)
     if best is None or best[0] != best[0]:
@@ -136,9 +136,9 @@ def _rank(job: Job, metric: Chosen) -> float:
     return -best[0] if metric.is_higher else best[0]
 
 
-def _groups(jobs: Iterable[Job], key: str, metric: Chosen) -> Iterable[Line]:
+def _groups(jobs: Iterable[SweepJob], key: str, metric: Chosen) -> Iterable[Line]:
     """A line for each value of an override: its jobs by state, and their metric."""
-    groups: dict[str, list[Job]] = {}
+    groups: dict[str, list[SweepJob]] = {}
     jobs = list(jobs)
     metric = metric.of_sweep(jobs)
     for job in jobs:
@@ -171,5 +171,5 @@ def _groups(jobs: Iterable[Job], key: str, metric: Chosen) -> Iterable[Line]:
         yield Line(f"{escape(key)}={escape(value):{width}}  {counts}{text}", style)
 
 
-def _all_finished(jobs: Iterable[Job]) -> bool:
+def _all_finished(jobs: Iterable[SweepJob]) -> bool:
     return all(job.state is State.finished for job in jobs)

@@ -13,7 +13,7 @@ from pathlib import Path
 from forge import messages
 from forge.errors import NoSweep
 from forge.sweeps import find, queue, sweep
-from forge.sweeps.job import Job
+from forge.sweeps.job import SweepJob
 from forge.sweeps.render import Line
 from forge.sweeps.sweep import Sweep
 
@@ -51,7 +51,7 @@ def run(command: Callable[[], int]) -> int:
         return USAGE
 
 
-def read(wanted: str | None) -> tuple[Sweep, list[Job]]:
+def read(wanted: str | None) -> tuple[Sweep, list[SweepJob]]:
     """The sweep that an argument names, and the jobs in it that are meant.
 
     Raises:
@@ -62,7 +62,7 @@ def read(wanted: str | None) -> tuple[Sweep, list[Job]]:
     return whole, [whole.find(found.job)] if found.job else list(whole.jobs)
 
 
-def pick(words: list[str]) -> tuple[Sweep, list[Job], bool]:
+def pick(words: list[str]) -> tuple[Sweep, list[SweepJob], bool]:
     """The sweep and the jobs that `[SWEEP] [JOB …]` name.
 
     Returns:

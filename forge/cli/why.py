@@ -9,12 +9,12 @@ from forge.cli import sweep_command
 from forge.cli.sweep_command import output, width
 from forge.messages import escape
 from forge.sweeps import as_json
-from forge.sweeps.job import Job
+from forge.sweeps.job import SweepJob
 from forge.sweeps.render import Line
 from forge.sweeps.status import STYLES
 from forge.sweeps.sweep import Sweep
 from forge.sweeps.why import answers
-from forge.sweeps.why.evidence import Answer, Evidence
+from forge.sweeps.why.evidence import Evidence, Explanation
 
 _WHAT = """\
 Say why a job stopped, waits, restarts or saved nothing: the cause, the evidence for it, and the
@@ -52,7 +52,7 @@ def _answer(words: list[str], *, is_json: bool) -> int:
     return output(_lines(whole, found))
 
 
-def _lines(whole: Sweep, found: list[tuple[Job, list[Answer]]]) -> Iterator[Line]:
+def _lines(whole: Sweep, found: list[tuple[SweepJob, list[Explanation]]]) -> Iterator[Line]:
     columns = width() or _COLUMNS
     for number, (job, some) in enumerate(found):
         if number:

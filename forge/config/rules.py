@@ -24,6 +24,7 @@ def cross_field_problems(
     found = [
         *_rule_problems(p, is_command=is_command),
         *_command_problems(p),
+        *_exec_problems(p),
         *_signal_problems(p, time_limit_s, limit_key),
     ]
     if os.path.isabs(p.checkpoint.dir) and (problem := directory_problem(Path(p.checkpoint.dir))):
@@ -83,6 +84,14 @@ def _command_problems(p: Policy) -> Iterator[str]:
             yield f"`{key}.run={command.run}`: is empty; expected a command such as `[nhc, -a]`."
         if name in p.health.checks:
             yield f"`{key}`: `{name}` is the name of a built-in check. Choose another name."
+
+
+def _exec_problems(p: Policy) -> Iterator[str]:
+    if p.exec.done_file is not None and not p.exec.done_file.strip("/ "):
+        yield (
+            f"`resilience.exec.done_file={p.exec.done_file}`: expected the name of a file. Set it"
+            " to null if the command writes none."
+        )
 
 
 def _rule_problems(p: Policy, *, is_command: bool) -> list[str]:

@@ -268,6 +268,12 @@ class ExecConfig:
         help="The meaning of exit code 0 of a `forge exec` command that was stopped for a"
         " preemption or the time limit. requeue: it saved, and runs again; finished: it is done.",
     )
+    done_file: str | None = key(
+        None,
+        help="A file that the `forge exec` command writes when it is done, absolute or relative to"
+        " the job's directory. With the file, exit code 0 is the end, also after a signal; without"
+        " it, the command runs again, as after exit code 75. null: only the exit code counts.",
+    )
 
 
 @dataclass

@@ -16,11 +16,14 @@ PER_JOB = (
 """In the order of the launcher's dataclass."""
 OF_LOCAL_JOBS = ("n_jobs", "tasks_per_job", "cpus_per_job", "gpus_per_job")
 """Options that only `hydra/launcher=local` has (`LocalOptions`, held equal by a test)."""
-OF_BOTH = {"timeout_min", "progress"}
+OF_BOTH = {"timeout_min", "max_alike", "stagger_s", "snapshot", "progress"}
 """Options that both launchers have."""
 OF_THE_SWEEP = {
     name: f"Set `hydra.launcher.{name}`."
-    for name in ("submitit_folder", "array_parallelism", "wait", "dry_run", "progress", "n_jobs")
+    for name in (
+        *("submitit_folder", "array_parallelism", "wait", "dry_run", "max_alike", "stagger_s"),
+        *("snapshot", "progress", "n_jobs"),
+    )
 } | {
     "signal_delay_s": "Set `resilience.signal.warning_s`.",
     "max_num_timeout": "Set `resilience.requeue.max_timeouts`.",

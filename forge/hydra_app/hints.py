@@ -31,7 +31,8 @@ ADD_PRESET = (
 )
 """What to do if a config has no `resilience`."""
 
-_pending: list[str] = []
+pending_keys: list[str] = []
+"""Overrides below `resilience` that need a preset which the config does not have."""
 _arguments: list[str] = []
 _search_path: list[Callable[[], Iterable[str]]] = []
 """Returns the app's own entries of Hydra's search path."""
@@ -51,8 +52,8 @@ def arm(arguments: Iterable[str], search_path: Callable[[], Iterable[str]] = tup
     _arguments[:], _search_path[:] = words, [search_path]
     keys = [match[1] for match in map(_OVERRIDE.match, words) if match]
     mistyped = [one for one in map(_mistyped_hint, words) if one]
-    if (keys or mistyped) and not (_pending or _mistyped):
-        _pending.extend(keys)
+    if (keys or mistyped) and not (pending_keys or _mistyped):
+        pending_keys.extend(keys)
         _mistyped.extend(mistyped)
         atexit.register(_print)
 
@@ -107,7 +108,7 @@ def _launcher_hint(name: str) -> str:
 
 def composition_succeeded() -> None:
     """Hydra accepted all overrides: print no hint."""
-    _pending.clear()
+    pending_keys.clear()
     _mistyped.clear()
 
 
@@ -182,6 +183,6 @@ def _print() -> None:
 
     if HydraConfig.initialized():
         return  # a job began, in an app with its own `resilience` group
-    hints = hints_for(_pending) if _pending and not _mistyped else []
+    hints = hints_for(pending_keys) if pending_keys and not _mistyped else []
     for hint in [*_mistyped, *hints]:
         sys.stderr.write(f"forge: {messages.escape(hint)}\n")

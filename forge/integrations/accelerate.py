@@ -16,13 +16,13 @@ except ImportError as error:
     raise missing("accelerate", "accelerate", error) from error
 
 
-class Run(forge.Run):
+class AcceleratedRun(forge.Run):
     """A `forge.Run` of everything that an Accelerator has prepared.
 
     Example::
 
         model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-        with forge.integrations.accelerate.Run(cfg.resilience, accelerator) as run:
+        with forge.integrations.accelerate.AcceleratedRun(cfg.resilience, accelerator) as run:
             for epoch in run.epochs(3):
                 for step, batch in run.batches(loader):
                     with accelerator.accumulate(model):

@@ -36,6 +36,8 @@ class CommandSupervisor(Supervisor):
     """Runs one command, and returns when all of its processes have ended."""
 
     plan: ExecPlan = field(default_factory=ExecPlan)
+    directory: Path = field(default_factory=Path)
+    """The job's directory."""
     is_signalled_by_others: bool = False
     """Whether the sender of our signals also signals the command."""
     _stops: list[str] = field(default_factory=list)
@@ -114,9 +116,14 @@ class CommandSupervisor(Supervisor):
         self._drain_signals()  # the command can have reacted to a stop before us
         return self._stops
 
+    def _is_done(self) -> bool:
+        name = self.plan.done_file
+        return name is not None and (self.directory / name).exists()
+
     def _unreported(self, code: int) -> int:
         """The exit code without a report, in which 0 would mean that the command has finished."""
         is_end = not self._stops or self.plan.is_zero_finished
+        is_end = self._is_done() if self.plan.done_file else is_end
         return code if code or is_end else -signal.SIGTERM
 
 
@@ -154,6 +161,6 @@ def supervisor_of(
             environment.update(supervisor.hang_watch.environ)
         return supervisor
     found = CommandSupervisor(task.words, *shared)
-    found.plan = task.exec
+    found.plan, found.directory = task.exec, directory
     found.is_signalled_by_others = plan.slurm is not None
     return found

@@ -40,6 +40,9 @@ class Ending:
     """Whether the supervisor had to kill the task, which had not exited by its deadline."""
     is_command: bool = False
     """Whether it was a command without forge: only its exit codes 0 and 75 have a meaning."""
+    is_certain: bool = False
+    """Whether a command has finished in spite of a signal; else its exit code 0 can mean that it
+    has saved."""
     hung_at: int | None = None
     """Number of steps at the hang for which the wrapper ended the attempt."""
     rank: int = 0
@@ -99,7 +102,13 @@ class Ending:
         """
         killed = report.oom_kills
         ending = cls.of(report.code, is_held=report.is_held, oom_kills=killed, is_command=True)
-        if not report.stops or (ending.is_finished and how.is_zero_finished):
+        is_done = report.is_done if how.done_file else how.is_zero_finished
+        if ending.is_finished and is_done:
+            return replace(ending, is_certain=True)
+        if ending.is_finished and how.done_file:
+            text = f"exit code 0 without `resilience.exec.done_file={how.done_file}`"
+            ending = replace(ending, reason=Reason.requested, text=text)
+        if not report.stops:
             return ending
         is_requeue = actions.get(report.stops[0]) == "requeue"
         return ending.imposed(Reason.requested if is_requeue else Reason.signalled)
@@ -107,15 +116,15 @@ class Ending:
     def imposed(self, reason: Reason, text: str = "") -> Ending:
         """The end of this attempt if something outside of the task has ended it.
 
-        A task that has finished stays finished. A command that was asked to stop does not, since
-        its exit code 0 can mean that it has saved.
+        A task that has finished stays finished. A command that was asked to stop does not, unless
+        that is certain.
 
         Args:
             reason: Why it was ended.
             text: The reason for people; empty: that of `reason`.
         """
         is_asked = self.is_command and reason is not Reason.crashed
-        if self.is_finished and not is_asked:
+        if self.is_finished and (self.is_certain or not is_asked):
             return self
         if self.is_held and self.code != ExitCode.FINISHED:
             text = _HELD

@@ -108,6 +108,7 @@ class Supervisor:
             time=ended,
             node=os.environ.get("SLURMD_NODENAME", ""),
             stops=self._stops_seen(),
+            is_done=self._is_done(),
             oom_kills=oom_kills,
             section=self.hang_watch.section if self.hang_watch is not None else "",
         )
@@ -120,6 +121,10 @@ class Supervisor:
     def _stops_seen(self) -> list[str]:
         """For a command: the signals that asked it to stop."""
         return []
+
+    def _is_done(self) -> bool:
+        """For a command: whether the file exists that it writes when it is done."""
+        return False
 
     def _unreported(self, code: int) -> int:
         """The exit code to return if the report cannot be written."""

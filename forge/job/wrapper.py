@@ -118,6 +118,9 @@ class Wrapper:
     def _run(self) -> int:
         self._end_strays()
         ending = self._backend.take_over()
+        if ending is None and (delay_s := self._backend.start_delay_s()) > 0:
+            self._job.say(f"waits {delay_s:.0f} s, since other jobs of the sweep start now")
+            self._pause(delay_s)
         while True:
             self._look()
             stop = self._backend.stopped_by
@@ -135,7 +138,8 @@ class Wrapper:
     def _start_again(self, ending: Ending, decision: Decision) -> int | None:
         """Prepare the next start; the exit code of this process if the job starts elsewhere."""
         restarts, because = self._job.counts.restarts, decision.because
-        self._job.record("requeue", because=because, restarts=restarts)
+        reason = ending.reason.name
+        self._job.record("requeue", because=because, reason=reason, restarts=restarts)
         when = f" in {decision.pause_s:.0f} s" if decision.pause_s else ""
         self._job.say(f"{because}: restarting{when} (restart {restarts})")
         self._job.write(State.starting, because)

@@ -32,6 +32,10 @@ class SlurmPlan:
     """Slurm's KillWait: the time from SIGTERM at the limit to SIGKILL."""
     exclude_h: float = 24.0
     """Hours for which to exclude a node that has failed a health check."""
+    name: str = ""
+    """The job's name in the queue; empty: that of the batch script."""
+    stagger_s: float = 0.0
+    """Seconds between the starts of two jobs of the sweep."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +48,8 @@ class ExecPlan:
     """Whether it gets time to exit after a signal; else it is killed immediately."""
     is_zero_finished: bool = False
     """Whether exit code 0 after a signal means that it has finished."""
+    done_file: str | None = None
+    """A file without which exit code 0 does not mean that it has finished."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +127,8 @@ class JobPlan:
     """None: the job does not run on a cluster."""
     code: dict[str, str] = field(default_factory=dict)
     """Source file of the sweep's program -> its sha256 at the submission."""
+    snapshot: str = ""
+    """The copy of the code from which the job runs; empty: it runs from the code itself."""
     launch: str = ""
     """Name of the bundle from which it was extracted; a later bundle has a higher name."""
     version: str = __version__

@@ -27,6 +27,8 @@ class RankReport:
     """Slurm's name of the node; empty on one machine."""
     stops: list[str] = field(default_factory=list)
     """For a command: the signals that asked it to stop, each once."""
+    is_done: bool = False
+    """For a command: whether `exec.done_file` exists."""
     oom_kills: int = 0
     """Processes that the kernel's OOM killer killed meanwhile, by the count of the cgroup."""
 

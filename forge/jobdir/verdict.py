@@ -30,6 +30,8 @@ class Verdict:
     """Steps done; None if main ended outside a Run."""
     checkpoints: str = ""
     """The Run's checkpoint directory."""
+    frame: str = ""
+    """Where an exception was raised, in the user's code: `train.py:23 in main`."""
     pid: int = field(default_factory=os.getpid)
     owner: str = field(default_factory=spawned.owner)
     """See `spawned.owner`."""

@@ -11,18 +11,20 @@ from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import filter_overrides
-from omegaconf import DictConfig, OmegaConf, flag_override, read_write
+from omegaconf import DictConfig, ListConfig, OmegaConf, flag_override, read_write
 
 from forge import messages
+from forge.compat import of_omegaconf
 from forge.errors import ConfigError, FrozenConfigError
 from forge.filesystem.foreign import is_ours
 from forge.hydra_app import frozen, hints
-from forge.hydra_app.job_policy import policy_of
+from forge.hydra_app.job_policy import Policies
 from forge.jobdir import code as job_code
-from forge.jobdir import identity, job_dir
+from forge.jobdir import flat_config, job_dir
 from forge.jobdir.job_files import STATE, forge_dir
 from forge.jobdir.plan import read_earlier
 from forge.launch import exec, payload, planning
+from forge.launch.composer import Composer
 from forge.launch.hydra_launcher import Request
 from forge.launch.planning import ComposedJob
 from forge.launch.sweep import JobPlace, SweepDir
@@ -50,27 +52,43 @@ def compose(
     problems: list[str] = []
     batch: dict[str, JobPlace] = {}
     outer = HydraConfig.instance().cfg
-    called = _called(request.function)
+    program = f"{_called(request.function)} with config {request.config.hydra.job.config_name}"
     job_overrides = request.job_overrides
-    earlier = sweep.of_earlier_batches()
+    earlier = [(one, "an earlier batch") for one in sweep.of_earlier_batches()]
     known = sweep.find_all([list(overrides) for overrides in job_overrides])
+    done = {
+        place.number
+        for place, overrides in zip(known, job_overrides, strict=True)
+        if place is not None and _is_done(sweep, place, overrides, program)
+    }
+    left = [
+        overrides
+        for place, overrides in zip(known, job_overrides, strict=True)
+        if place is None or place.number not in done
+    ]
+    composer = Composer(request.context.config_loader, request.config, left)
+    policies = Policies()
     # Labels show only the overrides that differ between jobs.
     several = len(job_overrides) > 1
     common = set.intersection(*map(set, job_overrides)) if several else set()
     for index, (overrides, place) in enumerate(zip(job_overrides, known, strict=True)):
-        cfg = request.context.config_loader.load_sweep_config(request.config, list(overrides))
-        number = place.number if place else sweep.free_number(request.first_number + index)
         shown = [one for one in filter_overrides(overrides) if one not in common]
         label = messages.escape(" ".join(shown))
+        if place is not None and place.number in done:
+            jobs.append(ComposedJob.done(place, sweep.path / place.subdir, label, program))
+            earlier.append((place, "finished"))
+            continue
+        cfg = composer.compose(overrides)
+        number = place.number if place else sweep.free_number(request.first_number + index)
         try:
             hints.composition_succeeded()
             _set_number(cfg, number)
             place = place or JobPlace(number, str(cfg.hydra.sweep.subdir), tuple(sorted(overrides)))
-            text = _shown(cfg)
+            plain = _plain(cfg)
+            text = repr(plain)
             composed = hashlib.sha256(text.encode()).hexdigest()
             directory = sweep.path / place.subdir
-            program = f"{called} with config {cfg.hydra.job.config_name}"
-            written = identity.as_written(cfg)
+            written = flat_config.flat(plain)[0]
             job = ComposedJob(place, directory, cfg, None, label, program, composed, written)
             problem = _place_problem(job, sweep, batch)
             if problem:  # no further checks: the files in the directory belong to another job
@@ -80,7 +98,7 @@ def compose(
             _settle(job, sweep.path, may_refer="${" in text)
             if request.function is exec.run:
                 job.command = exec.command_of(cfg)
-            job.policy = policy_of(cfg, is_command=job.command is not None)
+            job.policy = policies.of(cfg, is_command=job.command is not None)
             _check_source(job)
         except ConfigError as error:
             problems += [f"job {number} ({label}): {problem}" for problem in error.problems]
@@ -91,10 +109,20 @@ def compose(
         finally:
             HydraConfig.instance().cfg = outer
         jobs.append(job)
-    problems += _shared_checkpoints(jobs, [(one, sweep.path / one.subdir) for one in earlier])
+    problems += _shared_checkpoints(jobs, sweep, earlier)
     if problems:
         raise ConfigError(list(dict.fromkeys(problems)), "The sweep")
     return jobs
+
+
+def _is_done(sweep: SweepDir, place: JobPlace, overrides: list[str], program: str) -> bool:
+    """Whether this job was finished under a policy: it never runs again."""
+    directory = sweep.path / place.subdir
+    if not planning.is_finished(directory) or not _is_inside(sweep, place):
+        return False
+    before = read_earlier(directory)
+    is_same = before.program == program and sorted(before.overrides or ()) == sorted(overrides)
+    return is_same and before.written is not None  # otherwise it had no active policy
 
 
 def _check_source(job: ComposedJob) -> None:
@@ -107,19 +135,21 @@ def _check_source(job: ComposedJob) -> None:
 
 
 def _shared_checkpoints(
-    jobs: list[ComposedJob], earlier: list[tuple[JobPlace, Path]]
+    jobs: list[ComposedJob], sweep: SweepDir, earlier: list[tuple[JobPlace, str]]
 ) -> Iterator[str]:
     """An error for each checkpoint directory that several jobs would save to.
 
     Args:
         jobs: The jobs of this batch.
-        earlier: The jobs of earlier batches, which have run, and their directories.
+        sweep: Their sweep.
+        earlier: Jobs that are not composed, since they have run: each with when.
     """
     users: dict[str, list[tuple[str, str]]] = {}
-    for place, path in earlier:
+    for place, when in earlier:
+        path = sweep.path / place.subdir
         before = read_earlier(path)
         if before.written is not None:  # its policy is active
-            name, configured = f"{place.number} (an earlier batch)", before.checkpoint_dir
+            name, configured = f"{place.number} ({when})", before.checkpoint_dir
             users.setdefault(os.path.realpath(path / configured), []).append((name, configured))
     for job in jobs:
         if job.policy is not None and job.policy.enabled:
@@ -138,11 +168,16 @@ def _shared_checkpoints(
             )
 
 
-def _shown(cfg: DictConfig) -> str:
-    """The user's part of a config as a text, with unresolved interpolations."""
-    plain = OmegaConf.to_container(cfg, resolve=False)
-    assert isinstance(plain, dict)
-    return repr({str(key): value for key, value in plain.items() if key != "hydra"})
+def _plain(cfg: DictConfig) -> dict[str, Any]:
+    """The user's part of a config as plain values, with unresolved interpolations."""
+    found: dict[str, Any] = {}
+    for key in cfg:
+        if key != "hydra":
+            node = of_omegaconf.child_of(cfg, key)
+            is_tree = isinstance(node, (DictConfig, ListConfig))
+            value = OmegaConf.to_container(node) if is_tree else of_omegaconf.value_of(node)
+            found[str(key)] = value
+    return found
 
 
 def _place_problem(job: ComposedJob, sweep: SweepDir, batch: dict[str, JobPlace]) -> str | None:
@@ -175,7 +210,7 @@ def _place_problem(job: ComposedJob, sweep: SweepDir, batch: dict[str, JobPlace]
 
 def _way_out(job: ComposedJob, sweep: SweepDir) -> str | None:
     """Why a job's directory is outside of the sweep, although its config did not ask for that."""
-    if Path(sweep.key(job.place.subdir)).is_relative_to(os.path.realpath(sweep.path)):
+    if _is_inside(sweep, job.place):
         return None
     asked = str(job.config.hydra.sweep.subdir)
     if job.place.subdir != asked:
@@ -193,6 +228,11 @@ def _way_out(job: ComposedJob, sweep: SweepDir) -> str | None:
         if place == sweep.path:
             break
     return None
+
+
+def _is_inside(sweep: SweepDir, place: JobPlace) -> bool:
+    """Whether the directory of a job is below the directory of the sweep."""
+    return Path(sweep.key(place.subdir)).is_relative_to(os.path.realpath(sweep.path))
 
 
 def _stranger(job: ComposedJob) -> str | None:
@@ -268,9 +308,10 @@ def is_stale(job: ComposedJob, code: dict[str, str]) -> bool:
     `code`: the result of `code.fingerprint`.
     """
     changed = job_code.changed(job.directory, code)
-    if not changed and (job.is_active or read_earlier(job.directory).composed == job.composed):
+    is_kept = job.is_active or job.is_done
+    if not changed and (is_kept or read_earlier(job.directory).composed == job.composed):
         return False
-    if job.is_active:
+    if is_kept:
         messages.warn(
             f"The job in {job.directory} is finished, so it does not run again, although its code"
             f" has changed since: {', '.join(changed[:5])}"

@@ -15,6 +15,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 from forge import messages
+from forge.launch import sweepers
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,8 @@ class HydraLauncher(Launcher):
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
     ) -> Sequence[JobReturn]:
         """Run one batch of jobs to its end."""
+        if not self._taken:
+            sweepers.check(self._config.hydra.sweeper)
         return self.run(
             Request(
                 self._options,

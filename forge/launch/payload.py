@@ -18,7 +18,7 @@ import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import hydra
@@ -27,6 +27,9 @@ from omegaconf import DictConfig
 
 from forge.compat import of_hydra, of_omegaconf
 from forge.errors import ConfigError, MainCalled
+
+if TYPE_CHECKING:
+    from forge.launch.snapshot import CodeSnapshot
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,11 @@ def main_module() -> dict[str, str] | None:
 class Shared:
     """The content shared by all jobs of a launch, pickled once."""
 
-    def __init__(self, function: Callable[[Any], Any], context: Any) -> None:
+    def __init__(
+        self, function: Callable[[Any], Any], context: Any, snapshot: CodeSnapshot | None = None
+    ) -> None:
+        """`snapshot`: the copy of the code from which the jobs run; None: the code itself."""
+        self.snapshot = snapshot
         reference = refer_to(function)
         common = {"function": reference, "context": context, "singletons": Singleton.get_state()}
         try:

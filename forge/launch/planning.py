@@ -60,6 +60,13 @@ class ComposedJob:
     """`identity.as_written` of the config."""
     command: ComposedCommand | None = None
     """The command that the job runs instead of a main function."""
+    is_done: bool = False
+    """Whether it was finished under a policy, and never runs again: its config is empty."""
+
+    @classmethod
+    def done(cls, place: JobPlace, directory: Path, label: str, program: str) -> ComposedJob:
+        """A job that is finished, and so is not composed."""
+        return cls(place, directory, DictConfig({}), None, label, program, "", {}, is_done=True)
 
     @property
     def is_active(self) -> bool:
@@ -154,6 +161,7 @@ def _exec_plan(config: ExecConfig) -> ExecPlan:
         is_group_signalled=config.signal_to is SignalTo.group,
         supports_termination=config.supports_termination,
         is_zero_finished=config.zero_after_signal is ZeroAfterSignal.finished,
+        done_file=config.done_file,
     )
 
 

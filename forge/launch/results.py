@@ -33,7 +33,7 @@ _CompactJobError.__name__ = JobError.__name__
 def result_of(job: ComposedJob, queued: ObservedJob) -> JobReturn:
     """The value or the exception of the job's main; a JobError if neither is known.
 
-    None for a job that is still in the queue.
+    For a job that is still in the queue, only the overrides.
     """
     result: JobReturn | None = None
     if queued.state is State.finished or queued.reason in (Reason.failed, Reason.code_changed):
@@ -45,8 +45,11 @@ def result_of(job: ComposedJob, queued: ObservedJob) -> JobReturn:
             text += planning.last_output(job.directory, queued.rank)
             result.status = JobStatus.FAILED
             result.return_value = _CompactJobError(text, queued.code)
+    if job.is_done:
+        result.overrides = result.overrides or list(job.place.overrides)
+        return result
     result.overrides = frozen.overrides_of(job.config)
-    if result.cfg is None:
+    if result.cfg is None and queued.state.is_final:
         result.cfg = frozen.task_part(job.config)
         result.hydra_cfg = OmegaConf.masked_copy(job.config, ["hydra"])
         result.working_dir = str(job.directory)

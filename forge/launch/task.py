@@ -29,6 +29,7 @@ from forge.jobdir.verdict import Verdict
 from forge.process import stacks
 from forge.process.announcement import Announcement
 from forge.shutdown import interpreter_exit
+from forge.sweeps import output
 
 
 @exit_on_error()
@@ -199,7 +200,8 @@ def _log_error(error: BaseException, directory: Path) -> None:
         from forge.hydra_app import hints
 
         text += f". The config has no policy: {hints.ADD_PRESET}"
-    verdict.write(directory, Verdict(Reason.failed, text, 1))
+    frame = output.last_frame("".join(traceback.format_exception(error)))
+    verdict.write(directory, Verdict(Reason.failed, text, 1, frame=frame))
 
 
 def _store(result: Any, shown: tuple[Any, str] | None, directory: Path) -> None:

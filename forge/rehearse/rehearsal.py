@@ -28,8 +28,10 @@ from forge.training.loop import fault_injection, step_limit, trace_recorder
 
 _GRACE_S = 5.0
 """Seconds that processes started by a script have to end, once the script has ended."""
-_OFFLINE = {"WANDB_MODE": "offline"}
-"""Variables that keep loggers from uploading data."""
+_OFFLINE = {"WANDB_MODE": "offline", "PYTHONUNBUFFERED": "1"}
+"""Variables that keep loggers from uploading data, and a kill from losing what was printed."""
+_MOST_PRINTED = 1 << 26
+"""Bytes of a run's output beyond which it is not compared."""
 _SHOWN_LINES = 20
 """Last lines of a script's output that are shown if it fails."""
 _LOOK_S = 1.0
@@ -65,6 +67,8 @@ class RehearsedRun:
     """Each signal that arrived, and the last step that had begun."""
     left: list[str] = field(default_factory=list)
     """Commands of processes that outlived the script."""
+    begins: list[int] = field(default_factory=list)
+    """The place in the output at which each attempt begins."""
     began: float = 0.0
     """Monotonic time of the first start."""
     took_s: float = 0.0
@@ -102,6 +106,16 @@ class RehearsedRun:
             for step, values in metrics.items()
             for name, value in values.items()
         }
+
+    def printed(self) -> list[str]:
+        """The output of each attempt, without the path of the run's own directory."""
+        path = self.directory / "output.log"
+        if not path.exists() or path.stat().st_size > _MOST_PRINTED:
+            return []
+        output, ends = path.read_bytes(), [*self.begins[1:], None]
+        texts = [output[begin:end] for begin, end in zip(self.begins, ends, strict=True)]
+        own = str(self.directory)
+        return [text.decode(errors="replace").replace(own, "") for text in texts]
 
     def trace(self) -> str:
         """The steps at which the run got signals and at which it resumed."""
@@ -181,6 +195,7 @@ class Rehearsal:
             env[fault_injection.VARIABLE] = f"{strike.name} {strike.count} {strike.fraction}"
         with output.open("ab") as file:
             offset = file.tell()
+            run.begins.append(offset)
             # Raised in a hook of fork, an interrupt would be lost.
             mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
             try:

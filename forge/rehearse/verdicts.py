@@ -3,8 +3,8 @@
 The script runs twice uninterrupted. Then it runs several times interrupted: a signal that stops it
 and a SIGKILL arrive at steps drawn from a seed, and the same command starts it again after each of
 them (`rehearsal`, `plan`). The results are compared with those of the first run (`comparing`): the
-newest checkpoint of each `forge.Run`, leaf by leaf, and all logged values, step by step. The first
-run that differs is examined (`hints`).
+newest checkpoint of each `forge.Run`, leaf by leaf, all logged values, step by step, and the
+numbers that are printed (`printed`). The first run that differs is examined (`hints`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from forge.jobdir import ledger
 from forge.rehearse import hints, report
 from forge.rehearse.comparing import differing_leaves, differing_values, may_differ
 from forge.rehearse.plan import SIGNALS, STEPS, plan
+from forge.rehearse.printed import Free, differing_prints, numbers_to_compare
 from forge.rehearse.rehearsal import Rehearsal, RehearsedRun, Strike
 from forge.rehearse.surroundings import Surroundings
 from forge.rehearse.terminal import duration, say
@@ -67,6 +68,7 @@ class RehearsalVerdict:
         self._wanted = wanted
         self._free: set[str] = set()
         """Leaves and logged names that are not compared, since uninterrupted runs differ, too."""
+        self._printed: Free = {}
         self._began = time.monotonic()
         self._is_examined = False
 
@@ -153,6 +155,7 @@ class RehearsalVerdict:
         differing = differing_values(first, second, tolerance)
         measured = {name for (_, _, name), _ in differing}
         self._free = free | measured
+        self._printed = numbers_to_compare(first, second, tolerance)
         _row(second, "identical")
         if measured:
             names = ", ".join(sorted(measured))
@@ -211,7 +214,7 @@ class RehearsalVerdict:
             say(f"  {line}")
 
     def _is_same(self, first: RehearsedRun, run: RehearsedRun) -> bool:
-        """Compare a run with the first; print its row, the first leaf and value that differ."""
+        """Compare a run with the first; print its row, and the first of each that differ."""
         tolerance, free = self._wanted.tolerance, self._free
         leaves = (one for one in differing_leaves(first, run, tolerance) if one[0] not in free)
         found = [f"leaf {path}: {what}" for path, what in islice(leaves, 1)]
@@ -219,6 +222,7 @@ class RehearsalVerdict:
         for (step, place, name), what in islice(values, 1):
             of_run = f" of {place}" if len(first.states) > 1 else ""
             found.append(f"step {step}: {name}{of_run}: {what}")
+        found += islice(differing_prints(first, run, self._printed, tolerance), 1)
         _row(run, "differs" if found else "identical", *found)
         return not found
 

@@ -118,6 +118,7 @@ def unpack(path: Path, number: int) -> Path:
         write_json(forge_dir(directory) / CODE, head["code"])
     task = pickle.dumps({"common": common, "config": config})
     write_atomically(forge_dir(directory) / TASK, task)
-    plan = replace(plan, code=head["code"], launch=path.name)
+    code = {} if plan.snapshot else head["code"]  # nobody edits the copy
+    plan = replace(plan, code=code, launch=path.name)
     plan.write(directory)  # last: it marks the job as unpacked
     return directory

@@ -8,6 +8,7 @@ Source: scontrol(1); the table of `why` was measured on Slurm 22.05.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import random
@@ -27,7 +28,10 @@ _CALL_S = 10.0
 """Timeout for one command; a busy controller answers within seconds."""
 _SUBMIT_S = 300.0
 """sbatch itself gives up after 120 s if the queue is full, later if the controller is silent."""
+_NAME_S = 2.0
 _FIRST_PAUSE_S = 0.2
+HELD = "JobHeldUser"
+"""Slurm's reason of a pending job that its user has to release."""
 
 
 def own_job(environment: Mapping[str, str]) -> str:
@@ -303,6 +307,27 @@ def cancel(job: str) -> None:
     _ask("scancel", job)
 
 
+def hold(jobs: Sequence[str]) -> None:
+    """Keep pending jobs from starting, until they are released.
+
+    Raises:
+        SlurmRefused: If Slurm does not answer, or one of the jobs is no longer pending; the others
+            are held.
+    """
+    _ask("scontrol", "uhold", ",".join(jobs))  # `hold` by root would be an administrator's
+
+
+def release(jobs: Sequence[str]) -> None:
+    """Undo `hold`. Raises SlurmRefused."""
+    _ask("scontrol", "release", ",".join(jobs))
+
+
+def rename(job: str, name: str) -> None:
+    """Name a job in the queue, if the controller answers at once: it is only for people."""
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        _run(["scontrol", "update", f"JobId={job}", f"JobName={name}"], _NAME_S)
+
+
 @dataclass(frozen=True)
 class Queued:
     """A job as squeue shows it."""
@@ -317,6 +342,11 @@ class Queued:
     def is_alive(self) -> bool:
         """Whether the job is pending, running, or between these."""
         return self.state in _ALIVE
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the job is pending, and its user has to release it."""
+        return self.is_alive and self.reason == HELD
 
 
 _ALIVE = (

@@ -13,6 +13,7 @@ Standard library only.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from pathlib import Path
@@ -29,6 +30,7 @@ from forge.jobdir import node_fault
 from forge.jobdir.job_state import JobState, State
 from forge.jobdir.node_fault import NodeFault
 from forge.jobdir.plan import JobPlan
+from forge.slurm import client, stagger
 from forge.slurm.allocation import Allocation
 from forge.slurm.exclusions import Exclusions
 from forge.slurm.job_info import FINAL, IMPOSED, Why
@@ -56,7 +58,7 @@ class WrappedJob(TaskBackend):
         """`script` is the batch script."""
         super().__init__(job)
         assert plan.slurm is not None, "planned for one machine"
-        self._plan, self._slurm = plan, plan.slurm
+        self._plan, self._slurm, self._script = plan, plan.slurm, script
         self._stage = Stage(job.directory, plan, Task.of(plan))
         self._allocation = Allocation(job, plan, plan.slurm.kill_wait_s)
         self._step = RunningStep(job, plan.slurm)
@@ -75,6 +77,8 @@ class WrappedJob(TaskBackend):
             The end of the last attempt, if its wrapper was killed before it could count it.
         """
         job, allocation = self.job, self._allocation
+        if self._slurm.name not in ("", os.environ.get("SLURM_JOB_NAME")):
+            client.rename(allocation.name, self._slurm.name)  # the jobs of an array share a name
         before = job.read()  # the launcher has removed those of earlier sweeps
         if before is None:
             job.set_budgets(None)
@@ -132,6 +136,11 @@ class WrappedJob(TaskBackend):
             self.job.record("requeued by Slurm", times=unseen)
 
     # -- an attempt ----------------------------------------------------------------------------
+
+    def start_delay_s(self) -> float:
+        """The jobs of an array start together, unless each waits for its turn."""
+        seconds = self._slurm.stagger_s
+        return stagger.delay_s(self._script.with_name(stagger.FILE), seconds) if seconds else 0.0
 
     def prepare(self) -> None:
         """Leave nodes that another job of the sweep has found sick."""
@@ -210,8 +219,7 @@ class WrappedJob(TaskBackend):
     def _explain(self, found: Ending) -> Ending:
         """The end of the rank, with the controller's reason, if Slurm has ended the job."""
         # Slurm signals us and a command, which can exit with 0 before we see the signal.
-        command = self._stage.task.exec
-        if found.is_finished and (command is None or command.is_zero_finished):
+        if found.is_finished and (found.is_certain or not found.is_command):
             reason = None
         else:
             self._allocation.ask()

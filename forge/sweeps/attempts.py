@@ -6,7 +6,7 @@ did in `forge.Run`. A job without a wrapper has only the second, and each entry 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from forge.sweeps import ledger_tail
 
 
 @dataclass(frozen=True)
-class Attempt:
+class AttemptRecord:
     """One start of a job, and its end."""
 
     number: int
@@ -48,7 +48,7 @@ class Attempt:
     """The events of its processes and of its wrapper, without metrics, in order."""
 
 
-def read(directory: Path, *, with_metrics: bool = False) -> list[Attempt]:
+def read(directory: Path, *, with_metrics: bool = False) -> list[AttemptRecord]:
     """All attempts of the job in a directory, the oldest first; reads its whole ledgers.
 
     Args:
@@ -64,16 +64,38 @@ def read(directory: Path, *, with_metrics: bool = False) -> list[Attempt]:
             runs.append((float(found[0]["t"]), found))
             _complete(found, number, runs[:-1], ledger.read_progress(directory))
     history = [one for one in jsonl.events(job_ledger(directory)) if "t" in one]
-    starts = [n for n, one in enumerate(history) if one["kind"] == "attempt"]
-    if not starts:
+    parts = by_attempt(history)
+    if not parts:
         return [_of(number, [], [own]) for number, (_, own) in enumerate(runs, 1)]
-    parts = []
-    for begin, end in zip(starts, [*starts[1:], len(history)], strict=True):
-        parts.append(history[begin:end])
     return [
         _of(number, own, [run for t, run in runs if _is_in(t, own, parts[number:])])
         for number, own in enumerate(parts, 1)
     ]
+
+
+def lost(own: Sequence[AttemptRecord]) -> Iterator[tuple[AttemptRecord, int, float]]:
+    """The work between the last save and the end, of attempts that ended without a save.
+
+    Yields:
+        (attempt, steps, seconds).
+    """
+    for attempt in own:
+        if attempt.ended is None or attempt.reason == "finished":
+            continue
+        kinds = {event["kind"] for event in attempt.events}
+        if "stop" in kinds or "finish" in kinds or attempt.end_step is None:
+            continue
+        saves = [one for one in attempt.events if one["kind"] in ("save", "start")]
+        if saves:
+            steps = attempt.end_step - int(saves[-1]["step"])
+            yield attempt, max(steps, 0), max(attempt.ended - float(saves[-1]["t"]), 0.0)
+
+
+def by_attempt(history: list[Event]) -> list[list[Event]]:
+    """The events of a job's wrapper, from the start of each attempt to that of the next one."""
+    starts = [n for n, one in enumerate(history) if one["kind"] == "attempt"]
+    ends = [*starts, len(history)][1:]
+    return [history[begin:end] for begin, end in zip(starts, ends, strict=True)]
 
 
 def _complete(
@@ -102,11 +124,11 @@ def _is_in(t: float, own: Sequence[Event], later: Sequence[Sequence[Event]]) -> 
     return t >= own[0]["t"] and not (later and t >= later[0][0]["t"])
 
 
-def _of(number: int, own: list[Event], runs: list[list[Event]]) -> Attempt:
+def _of(number: int, own: list[Event], runs: list[list[Event]]) -> AttemptRecord:
     """An attempt, from the events of its wrapper and of its processes."""
     begin = own[0] if own else runs[0][0]
     inner = [event for run in runs for event in run]
-    end = next((one for one in own if one["kind"] == "end"), None)
+    end = end_of(own)
     left = next((one for one in reversed(inner) if one["kind"] in ledger_tail.ENDS), None)
     if end is None and not own:
         end = left
@@ -114,14 +136,14 @@ def _of(number: int, own: list[Event], runs: list[list[Event]]) -> Attempt:
     saves = [one for one in inner if one["kind"] == "save"]
     steps = [int(one["step"]) for one in inner if isinstance(one.get("step"), int)]
     reason = "" if end is None else str(end.get("reason") or _REASONS.get(end["kind"], ""))
-    return Attempt(
+    return AttemptRecord(
         number,
         float(begin["t"]),
         None if end is None else float(end["t"]),
         reason,
-        "" if end is None else str(end.get("text", "")),
+        "" if end is None else str(end.get("text") or end.get("because") or ""),
         None if end is None else end.get("code"),
-        str(begin.get("node") or (starts[0].get("host", "") if starts else "")),
+        str(_node(own, end) or (starts[0].get("host", "") if starts else "")),
         int(starts[0]["step"]) if starts else None,
         max(steps, default=None),
         len(saves),
@@ -129,6 +151,20 @@ def _of(number: int, own: list[Event], runs: list[list[Event]]) -> Attempt:
         tuple(begin.get("log") or ()),
         sorted([*own, *inner], key=lambda one: float(one["t"])),
     )
+
+
+def end_of(own: Sequence[Event]) -> Event | None:
+    """The event of the end of an attempt; None if it runs, or if nothing recorded its end.
+
+    The wrapper of a lost node cannot record an end. The next wrapper does, as it requeues the job.
+    """
+    ends = [one for one in own if one["kind"] == "end"]
+    return next(iter(ends or [one for one in own if one["kind"] == "requeue"]), None)
+
+
+def _node(own: Sequence[Event], end: Event | None) -> str:
+    """The node that ended an attempt, or else its nodes, by Slurm's names."""
+    return str((end or {}).get("node") or (own[0].get("nodes") if own else "") or "")
 
 
 _REASONS = {"finish": "finished"}

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from forge.sweeps.job import Job
+from forge.sweeps.job import SweepJob
 from forge.sweeps.metric import Metric
 
 _VALIDATION = ("val", "eval", "test", "dev")
@@ -35,7 +35,7 @@ class Chosen:
             return cls(name, kind == "max")
         return cls(text)
 
-    def of_sweep(self, jobs: Sequence[Job]) -> Chosen:
+    def of_sweep(self, jobs: Sequence[SweepJob]) -> Chosen:
         """With a name: the metric that most jobs have; of several, that of an evaluation."""
         if self.name:
             return self
@@ -47,7 +47,7 @@ class Chosen:
 
         return replace(self, name=max(counts, key=rank, default=""))
 
-    def of(self, job: Job) -> Metric | None:
+    def of(self, job: SweepJob) -> Metric | None:
         """The values of a job; None if it has not logged the metric."""
         return job.metrics.get(self.name)
 
@@ -58,7 +58,7 @@ class Chosen:
             return self.is_higher_better
         return any(part in self.name.lower() for part in _HIGHER)
 
-    def best(self, job: Job) -> tuple[float, int] | None:
+    def best(self, job: SweepJob) -> tuple[float, int] | None:
         """The best value of a job and its step; None without one."""
         metric = self.of(job)
         return None if metric is None else metric.best(is_higher_better=self.is_higher)

@@ -15,7 +15,7 @@ from typing import Any
 from forge.filesystem.files import read_plain
 from forge.jobdir.job_files import RESULT_JSON, forge_dir
 from forge.sweeps.chosen_metric import Chosen
-from forge.sweeps.job import Job
+from forge.sweeps.job import SweepJob
 
 _FIXED = ("job", "state", "step", "steps", "attempts")
 
@@ -28,7 +28,7 @@ def result_of(directory: Path) -> Any:
         return None
 
 
-def rows(jobs: Iterable[Job], names: Iterable[str] = ()) -> list[dict[str, Any]]:
+def rows(jobs: Iterable[SweepJob], names: Iterable[str] = ()) -> list[dict[str, Any]]:
     """A row for each job.
 
     Args:

@@ -26,7 +26,7 @@ _DEPTH = 3
 _ASK_S = 10.0
 
 
-class Found(NamedTuple):
+class FoundSweep(NamedTuple):
     """A sweep or a run, and the job in it that was meant."""
 
     path: Path
@@ -34,7 +34,7 @@ class Found(NamedTuple):
     """The job's directory or Slurm id; empty if all jobs are meant."""
 
 
-def find(wanted: str | None) -> Found:
+def find(wanted: str | None) -> FoundSweep:
     """The sweep that an argument names.
 
     Args:
@@ -59,18 +59,18 @@ def find(wanted: str | None) -> Found:
     )
 
 
-def above(path: Path) -> Found | None:
+def above(path: Path) -> FoundSweep | None:
     """The sweep or run that a path belongs to; None if it belongs to none."""
     inside = None
     for one in (path, *path.parents):
         if is_sweep(one):
-            return Found(one, str(inside or ""))
+            return FoundSweep(one, str(inside or ""))
         if inside is None and is_job(one):
             inside = one
-    return Found(inside) if inside is not None else None
+    return FoundSweep(inside) if inside is not None else None
 
 
-def newest(path: Path) -> Found:
+def newest(path: Path) -> FoundSweep:
     """The sweep below a directory that was started last, else the last single run.
 
     Raises:
@@ -83,7 +83,7 @@ def newest(path: Path) -> Found:
             f"{path}: there is no sweep here, nor below {' or '.join(PARENTS)}. Give the directory"
             " of the sweep or of the run (Hydra prints it as `hydra.sweep.dir` or `hydra.run.dir`)"
         )
-    return Found(max(found, key=lambda one: os.stat(one / FORGE).st_mtime))
+    return FoundSweep(max(found, key=lambda one: os.stat(one / FORGE).st_mtime))
 
 
 def sweeps_below(path: Path) -> Iterator[Path]:
@@ -108,7 +108,7 @@ def _below(path: Path, depth: int) -> Iterator[Path]:
             yield from _below(folder, depth - 1)
 
 
-def of_slurm_id(slurm_id: str) -> Found:
+def of_slurm_id(slurm_id: str) -> FoundSweep:
     """The sweep with a job of this Slurm id: below the current directory, or as Slurm knows it.
 
     Raises:
@@ -118,7 +118,7 @@ def of_slurm_id(slurm_id: str) -> Found:
     for path in sweeps_below(Path.cwd()):
         text = _text(path / FORGE / "slurm" / "jobs.jsonl")
         if f'"id": "{array}"' in text:
-            return Found(path, slurm_id if "_" in slurm_id else "")
+            return FoundSweep(path, slurm_id if "_" in slurm_id else "")
     try:
         info = client.show(slurm_id, _ASK_S)
     except SlurmError as error:

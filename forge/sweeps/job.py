@@ -9,7 +9,7 @@ from pathlib import Path
 
 from forge.jobdir.job_state import State
 from forge.sweeps import curves
-from forge.sweeps.attempts import Attempt
+from forge.sweeps.attempts import AttemptRecord
 from forge.sweeps.attempts import read as read_attempts
 from forge.sweeps.metric import Metric
 
@@ -32,7 +32,7 @@ class SavedCheckpoint:
 
 
 @dataclass(frozen=True)
-class Job:
+class SweepJob:
     """A job of a sweep, or a single run.
 
     It is a snapshot: `forge.sweep(path)` reads the files again.
@@ -50,6 +50,8 @@ class Job:
     """Why the job ended, or its last attempt: the name of a `forge.errors.Reason`; can be empty."""
     because: str = ""
     """The same for people, with details."""
+    frame: str = ""
+    """Where the exception that ended the job was raised: `train.py:23 in main`; can be empty."""
     code: int | None = None
     """Exit code of the last attempt, or minus the signal that killed it; None if unknown."""
     rank: int = 0
@@ -97,7 +99,7 @@ class Job:
     missing: tuple[str, ...] = ()
     """Files that could not be read, and why, for people."""
 
-    def history(self) -> list[Attempt]:
+    def history(self) -> list[AttemptRecord]:
         """All attempts of the job, the oldest first, with their events; reads the whole ledgers.
 
         Raises:

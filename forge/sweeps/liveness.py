@@ -13,7 +13,7 @@ from pathlib import Path
 from forge.jobdir.job_files import LOCK, forge_dir
 
 
-class Locks:
+class HeldLocks:
     """The locks held on this machine when the object was made."""
 
     def __init__(self) -> None:

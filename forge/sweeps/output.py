@@ -10,6 +10,9 @@ from forge.filesystem.files import open_file
 from forge.jobdir.job_files import OUTPUT, suffix
 
 TAIL_BYTES = 1 << 16
+_ERROR = re.compile(
+    r"^\[[^\]]*\]\[forge\]\[ERROR\] - (.+(?:\n(?!\[|forge: ).*){0,4})", re.MULTILINE
+)
 _FRAME = re.compile(r'^ *File "([^"]+)", line (\d+), in (.+)$')
 _LIBRARY = re.compile(
     r"[/\\](site-packages|dist-packages|lib[/\\]python[\d.]+)[/\\]|[/\\]forge[/\\]\w+[/\\]"
@@ -45,6 +48,12 @@ def last_frame(text: str) -> str:
         return ""
     file, line, function = (own or found)[-1]
     return f"{file}:{line} in {function}"
+
+
+def last_error(text: str) -> str:
+    """The last error that forge logged, at most five lines; empty without one."""
+    found = _ERROR.findall(text)
+    return found[-1].strip() if found else ""
 
 
 def last_lines(path: Path, number: int, end: int | None = None) -> int:

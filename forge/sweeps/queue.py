@@ -12,7 +12,7 @@ from forge.jobdir.job_state import State
 from forge.slurm import client
 from forge.slurm.client import Queued
 from forge.slurm.submitted import Submitted
-from forge.sweeps.job import Job
+from forge.sweeps.job import SweepJob
 from forge.sweeps.sweep import Sweep
 
 _ASK_S = 10.0
@@ -45,7 +45,7 @@ def queue_has(queue: dict[str, Queued], slurm_id: str) -> bool:
     return slurm_id in queue and queue[slurm_id].is_alive
 
 
-def _with(job: Job, queued: Queued | None) -> Job:
+def _with(job: SweepJob, queued: Queued | None) -> SweepJob:
     if queued is not None and queued.is_alive:
         if queued.state in _RUNNING:
             state = State.starting if job.state is State.queued else job.state

@@ -21,10 +21,10 @@ from forge.jobdir import cancel_request, job_state, jsonl, ledger
 from forge.jobdir.job_files import PLAN, STATE, VERDICT, forge_dir, job_ledger
 from forge.jobdir.job_state import JobState, State
 from forge.jobdir.ledger import Progress
-from forge.sweeps import ledger_tail
-from forge.sweeps.job import Job, SavedCheckpoint
+from forge.sweeps import attempts, ledger_tail
+from forge.sweeps.job import SavedCheckpoint, SweepJob
 from forge.sweeps.ledger_tail import LedgerTail
-from forge.sweeps.liveness import Locks
+from forge.sweeps.liveness import HeldLocks
 
 INDEX = "jobs.jsonl"
 MANIFEST = "manifest.json"
@@ -87,7 +87,7 @@ def files_of(directory: Path) -> Files:
     problems: list[str] = []
     own = forge_dir(directory)
     names = (STATE, PLAN, VERDICT, cancel_request.FILE)
-    content, plan, verdict, cancel = (_json(own / name, problems) for name in names)
+    content, plan, verdict, cancel = (read_json(own / name, problems) for name in names)
     state = job_state.decoded(content) if content else None
     if content and state is None:
         problems.append(f"{own / STATE} is of another version of forge")
@@ -105,7 +105,7 @@ def files_of(directory: Path) -> Files:
     return Files(state, plan, verdict, progress, found, cancel, history, problems)
 
 
-def read_job(entry: JobEntry, directory: Path, label: str, locks: Locks) -> Job:
+def read_job(entry: JobEntry, directory: Path, label: str, locks: HeldLocks) -> SweepJob:
     """The job in a directory, as it is now."""
     files = files_of(directory)
     state, problems = files.state, files.problems
@@ -121,14 +121,15 @@ def read_job(entry: JobEntry, directory: Path, label: str, locks: Locks) -> Job:
         except OSError as error:
             problems.append(_problem(Path(directory, files.ledger.checkpoints), error))
     starts = [one for one in files.history if one["kind"] == "attempt"]
-    ends = Counter(str(one.get("reason", "")) for one in files.history if one["kind"] == "end")
+    found = map(attempts.end_of, attempts.by_attempt(files.history))
+    ends = Counter(str(one.get("reason", "")) for one in found if one is not None)
     now = _state(files, directory, locks)
     reason, because, code = _why(files, now)
     progress = files.progress
     rate, left_s = _speed(files, now)
     steps = progress.planned if progress else None
     interval = (files.ledger.start or {}).get("interval") or {}
-    return Job(
+    return SweepJob(
         number=entry.number,
         directory=directory,
         overrides=entry.overrides or tuple(files.plan.get("overrides") or ()),
@@ -136,6 +137,7 @@ def read_job(entry: JobEntry, directory: Path, label: str, locks: Locks) -> Job:
         label=label,
         reason=reason,
         because=because,
+        frame=str(files.verdict.get("frame") or "") if now is State.failed else "",
         code=code,
         rank=state.rank if state else 0,
         step=steps if now is State.finished and steps else progress and progress.step,
@@ -176,7 +178,7 @@ def newest(checkpoints: Path) -> SavedCheckpoint | None:
     return None
 
 
-def _state(files: Files, directory: Path, locks: Locks) -> State:
+def _state(files: Files, directory: Path, locks: HeldLocks) -> State:
     is_waiting = files.state is None or files.state.state in (State.queued, State.starting)
     if files.cancel and is_waiting and locks.is_held(directory) is not True:
         return State.stopped  # before it has run, or again
@@ -191,7 +193,7 @@ def _state(files: Files, directory: Path, locks: Locks) -> State:
     return _alive(state, files, directory, locks) if is_here else state
 
 
-def _without_state(files: Files, directory: Path, locks: Locks) -> State:
+def _without_state(files: Files, directory: Path, locks: HeldLocks) -> State:
     """The state of a job without a state file: it has not begun, or nothing watches over it."""
     if files.ledger.number == 0:
         return State.queued
@@ -204,7 +206,7 @@ def _without_state(files: Files, directory: Path, locks: Locks) -> State:
     return State.stopped if end["kind"] == "stop" else State.failed
 
 
-def _alive(state: State, files: Files, directory: Path, locks: Locks) -> State:
+def _alive(state: State, files: Files, directory: Path, locks: HeldLocks) -> State:
     """The state, or `lost` if it is certain that the job's processes have ended."""
     recorded, start = files.state, files.ledger.start or {}
     host = recorded.host if recorded else files.ledger.host
@@ -272,7 +274,8 @@ def _speed(files: Files, state: State) -> tuple[float | None, float | None]:
     return rate, None if planned is None else max(planned - progress.step, 0) / rate
 
 
-def _json(path: Path, problems: list[str]) -> dict[str, Any]:
+def read_json(path: Path, problems: list[str]) -> dict[str, Any]:
+    """The object in a file; empty if it is missing. If it cannot be read, that is a problem."""
     try:
         content = json.loads(read_plain(path))
     except FileNotFoundError:

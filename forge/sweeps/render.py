@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from forge.sweeps.status import FLEXIBLE, RIGHT, STYLES, Row, Table
+from forge.sweeps.status import FLEXIBLE, RIGHT, STYLES, JobRow, Table
 
 _GAP = 2
 _INDENT = 6
@@ -28,9 +28,9 @@ def lines(table: Table, width: int | None) -> list[Line]:
         table: What to draw.
         width: Columns of the terminal; None: of any width, and each job is one line.
     """
-    found = [*_wrapped(table.title, width, "bold"), *_wrapped(table.summary, width)]
+    found = [*wrapped(table.title, width, "bold"), *wrapped(table.summary, width)]
     if table.rows:
-        found += [Line(""), *_rows(table.rows, width)]
+        found += [Line(""), *rows(table.rows, width)]
     if table.left_out:
         found.append(Line(table.left_out, "dim"))
     if table.next and width is not None:
@@ -40,16 +40,16 @@ def lines(table: Table, width: int | None) -> list[Line]:
     return found
 
 
-def _rows(rows: Sequence[Row], width: int | None) -> Iterator[Line]:
+def rows(found: Sequence[JobRow], width: int | None) -> Iterator[Line]:
     """A header and a line for each job, without the columns that are empty for all jobs."""
     names: dict[str, None] = {}
-    for row in rows:
+    for row in found:
         names |= dict.fromkeys(row.cells)
-    names = {name: None for name in names if any(row.cells.get(name) for row in rows)}
+    names = {name: None for name in names if any(row.cells.get(name) for row in found)}
     order = [name for name in names if name not in FLEXIBLE]
     order += [name for name in names if name in FLEXIBLE]
     widths = {
-        name: max(len(name), *(len(row.cells.get(name, "")) for row in rows)) for name in order
+        name: max(len(name), *(len(row.cells.get(name, "")) for row in found)) for name in order
     }
     if width is not None and order and order[-1] in FLEXIBLE:
         used = sum(widths[name] + _GAP for name in order[:-1])
@@ -64,7 +64,7 @@ def _rows(rows: Sequence[Row], width: int | None) -> Iterator[Line]:
         return (" " * _GAP).join(parts).rstrip()
 
     yield Line(drawn({name: name for name in order}), "dim")
-    for row in rows:
+    for row in found:
         style = STYLES[row.job.state]
         if width is None:
             notes = "; ".join(row.notes)
@@ -76,7 +76,8 @@ def _rows(rows: Sequence[Row], width: int | None) -> Iterator[Line]:
                 yield Line(f"{'':{_INDENT}}{line}", "dim")
 
 
-def _wrapped(text: str, width: int | None, style: str = "") -> list[Line]:
+def wrapped(text: str, width: int | None, style: str = "") -> list[Line]:
+    """A text as lines of at most `width` columns."""
     if width is None or len(text) <= width:
         return [Line(text, style)]
     found = textwrap.wrap(text, width, break_on_hyphens=False, break_long_words=False)

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from forge.jobdir.job_state import State
 from forge.messages import escape
-from forge.sweeps import words
+from forge.sweeps import output, words
 from forge.sweeps.chosen_metric import Chosen
-from forge.sweeps.job import Job
+from forge.sweeps.job import SweepJob
 from forge.sweeps.sweep import Sweep
 
 MOST = 50
@@ -38,10 +38,10 @@ STYLES = {
 }
 
 
-class Row(NamedTuple):
+class JobRow(NamedTuple):
     """A job in the table."""
 
-    job: Job
+    job: SweepJob
     cells: dict[str, str]
     notes: list[str]
 
@@ -52,7 +52,7 @@ class Table:
 
     title: str
     summary: str
-    rows: list[Row]
+    rows: list[JobRow]
     left_out: str = ""
     """How many jobs the table does not show, and how to see them; empty if it shows all."""
     next: list[tuple[str, str]] = field(default_factory=list)
@@ -65,7 +65,7 @@ FLEXIBLE = ("overrides",)
 
 def table(
     sweep: Sweep,
-    jobs: Sequence[Job],
+    jobs: Sequence[SweepJob],
     metric: Chosen,
     *,
     is_chosen: bool = False,
@@ -89,7 +89,9 @@ def table(
         rest = len(jobs) - len(shown)
         left_out = f"… and {rest} more; `forge status --all` shows all jobs"
     is_single = sweep.is_single
-    rows = [Row(job, cells(job, metric), notes(job, now, is_single=is_single)) for job in shown]
+    rows = [
+        JobRow(job, cells(job, metric, now), notes(job, now, is_single=is_single)) for job in shown
+    ]
     return Table(title(sweep), summary(sweep, now), rows, left_out, following(sweep))
 
 
@@ -112,8 +114,10 @@ def summary(sweep: Sweep, now: float) -> str:
     return " · ".join(parts)
 
 
-def cells(job: Job, metric: Chosen) -> dict[str, str]:
+def cells(job: SweepJob, metric: Chosen, now: float) -> dict[str, str]:
     """The columns of a job."""
+    is_starting = job.state is State.starting and job.since is not None
+    elapsed = f" {words.ago(now - job.since)}" if is_starting and job.since else ""
     share = "" if job.share is None else f" ({math.floor(job.share * 100)}%)"  # 100% is the end
     found, best = metric.of(job), metric.best(job)
     values = {}
@@ -121,7 +125,7 @@ def cells(job: Job, metric: Chosen) -> dict[str, str]:
         values = {escape(metric.name): words.number(found.last), "best": words.number(best[0])}
     return {
         "job": str(job.number),
-        "state": job.state.value,
+        "state": f"{job.state.value}{elapsed}",
         "step": "" if job.step is None else f"{job.step}{share}",
         "rate": words.per_second(job.rate),
         "left": words.clock(job.left_s),
@@ -130,7 +134,7 @@ def cells(job: Job, metric: Chosen) -> dict[str, str]:
     }
 
 
-def notes(job: Job, now: float, *, is_single: bool = False) -> list[str]:
+def notes(job: SweepJob, now: float, *, is_single: bool = False) -> list[str]:
     """Facts about a job that have no column; short lines.
 
     Args:
@@ -142,6 +146,8 @@ def notes(job: Job, now: float, *, is_single: bool = False) -> list[str]:
     problem = problem_of(job)
     if problem:
         found.append(problem)
+    if job.state is State.failed:
+        found.append(f"log: {escape(str(output.path_of(job.directory, job.rank)))}")
     facts = []
     if job.attempts > 1:
         facts.append(f"{job.attempts} attempts: {words.reasons(job.ends)}")
@@ -164,15 +170,15 @@ def notes(job: Job, now: float, *, is_single: bool = False) -> list[str]:
     return [*found, *job.missing]
 
 
-def problem_of(job: Job) -> str:
+def problem_of(job: SweepJob) -> str:
     """The last problem of a job in a few words; empty if there is none."""
     if job.hang:
         return escape(job.hang)
-    if job.state is State.queued and job.waits_for:
-        return f"waits: {escape(job.waits_for)}"
     if job.state is State.finished:
         return ""
-    return escape(job.because)
+    at = f"at {job.frame}" if job.frame else ""
+    waits = f"waits: {job.waits_for}" if job.state is State.queued and job.waits_for else ""
+    return escape(", ".join(filter(None, (job.because, at, waits))))
 
 
 def following(sweep: Sweep) -> list[tuple[str, str]]:

@@ -11,12 +11,12 @@ from typing import Any
 
 from forge.errors import NoSweep
 from forge.filesystem.files import FORGE, open_file
-from forge.jobdir.job_files import LOCK, forge_dir
+from forge.jobdir.job_files import LAUNCH, LOCK, forge_dir
 from forge.jobdir.job_state import State
 from forge.slurm.submitted import Submitted
 from forge.sweeps import collect, reader
-from forge.sweeps.job import Job
-from forge.sweeps.liveness import Locks
+from forge.sweeps.job import SweepJob
+from forge.sweeps.liveness import HeldLocks
 from forge.sweeps.reader import INDEX, JobEntry
 
 
@@ -26,13 +26,15 @@ class Sweep:
 
     path: Path
     """The sweep's directory, or that of the run."""
-    jobs: tuple[Job, ...]
+    jobs: tuple[SweepJob, ...]
     common: tuple[str, ...] = ()
     """The overrides that all jobs have in common."""
     is_single: bool = False
     """Whether it is a single run."""
     launcher: int | None = None
     """The pid of the launcher that runs on this machine; None: there is none, or it is unknown."""
+    snapshot: str = ""
+    """The copy of the code from which the jobs run; empty: they run from the code itself."""
     missing: tuple[str, ...] = ()
     """Files that could not be read, and why, for people."""
 
@@ -51,13 +53,16 @@ class Sweep:
         rows = collect.rows(self.jobs)
         return pd.DataFrame(rows, columns=collect.columns(rows))
 
-    def find(self, wanted: str) -> Job:
+    def find(self, wanted: str) -> SweepJob:
         """A job by its number, its Slurm id, its directory, or an override such as `lr=0.1`.
+
+        A number that is also the Slurm id of another job is the number.
 
         Raises:
             NoSweep: If no job, or more than one, matches.
         """
-        found = [job for job in self.jobs if _is_called(job, wanted)]
+        found = [job for job in self.jobs if wanted == str(job.number)]
+        found = found or [job for job in self.jobs if _is_called(job, wanted)]
         if len(found) == 1:
             return found[0]
         known = ", ".join(_name(job) for job in (found or self.jobs)[:5])
@@ -69,12 +74,12 @@ class Sweep:
         )
 
 
-def _name(job: Job) -> str:
+def _name(job: SweepJob) -> str:
     return f"{job.number} ({job.label})" if job.label else str(job.number)
 
 
-def _is_called(job: Job, wanted: str) -> bool:
-    if wanted in (str(job.number), job.slurm_id) and wanted:
+def _is_called(job: SweepJob, wanted: str) -> bool:
+    if wanted and wanted == job.slurm_id:
         return True
     words = wanted.replace(",", " ").split()
     if words and all("=" in word for word in words):
@@ -106,10 +111,10 @@ def sweep(path: str | os.PathLike[str]) -> Sweep:
     )
 
 
-def read_again(path: Path, job: Job) -> Job:
+def read_again(path: Path, job: SweepJob) -> SweepJob:
     """A job of the sweep in `path`, as it is now."""
     entry = JobEntry(job.number, "", job.overrides)
-    return reader.read_job(entry, job.directory, job.label, Locks())
+    return reader.read_job(entry, job.directory, job.label, HeldLocks())
 
 
 def is_job(path: Path) -> bool:
@@ -124,7 +129,7 @@ def is_sweep(path: Path) -> bool:
 
 
 def _sweep(path: Path) -> Sweep:
-    locks = Locks()
+    locks = HeldLocks()
     found, bad = reader.entries(path)
     texts, common = reader.labels(one.overrides for one in found)
     ids = Submitted(path).ids
@@ -132,15 +137,25 @@ def _sweep(path: Path) -> Sweep:
     for entry, label in zip(found, texts, strict=True):
         directory = Path(os.path.normpath(path / entry.subdir))
         job = reader.read_job(entry, directory, label, locks)
-        jobs.append(job if job.slurm_id else replace(job, slurm_id=ids.get(job.number, "")))
+        slurm_id = job.slurm_id or ids.get(job.number, "")
+        # On a cluster the plan of a job that has not started yet is not in its directory.
+        jobs.append(replace(job, slurm_id=slurm_id, has_wrapper=True))
     launcher = _launcher(path, locks)
     if launcher is None and locks.is_held(path) is False:
         jobs = [_without_launcher(job) for job in jobs]
-    missing = (f"{bad} damaged lines in {forge_dir(path) / INDEX}",) if bad else ()
-    return Sweep(path, tuple(jobs), tuple(common), launcher=launcher, missing=missing)
+    missing = [f"{bad} damaged lines in {forge_dir(path) / INDEX}"] if bad else []
+    launched = reader.read_json(forge_dir(path) / LAUNCH, missing)
+    return Sweep(
+        path,
+        tuple(jobs),
+        tuple(common),
+        launcher=launcher,
+        snapshot=str(launched.get("snapshot") or ""),
+        missing=tuple(missing),
+    )
 
 
-def _without_launcher(job: Job) -> Job:
+def _without_launcher(job: SweepJob) -> SweepJob:
     """A job of a local sweep without a launcher: nothing starts it."""
     is_waiting = job.state is State.queued and not job.slurm_id
     return replace(job, because="not started yet") if is_waiting and not job.because else job
@@ -148,10 +163,10 @@ def _without_launcher(job: Job) -> Job:
 
 def _single(path: Path) -> Sweep:
     entry = JobEntry(0, ".", ())
-    return Sweep(path, (reader.read_job(entry, path, "", Locks()),), is_single=True)
+    return Sweep(path, (reader.read_job(entry, path, "", HeldLocks()),), is_single=True)
 
 
-def _launcher(path: Path, locks: Locks) -> int | None:
+def _launcher(path: Path, locks: HeldLocks) -> int | None:
     try:
         with os.fdopen(open_file(forge_dir(path) / LOCK), "rb") as file:
             text = file.read(32).decode(errors="replace")

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from forge.jobdir.jsonl import Event
 from forge.sweeps import ledger_tail
-from forge.sweeps.attempts import Attempt
+from forge.sweeps.attempts import AttemptRecord
 
 
 class Part(Enum):
@@ -52,7 +52,7 @@ class Segment(NamedTuple):
 
 
 def segments(
-    attempts: Sequence[Attempt], began: float | None, until: float, *, is_queued: bool
+    attempts: Sequence[AttemptRecord], began: float | None, until: float, *, is_queued: bool
 ) -> list[Segment]:
     """The time of a job from its submission on, without gaps and without overlaps.
 
@@ -95,7 +95,7 @@ def _between(one: Segment) -> Iterator[Segment]:
         yield one
 
 
-def _inside(attempt: Attempt, begin: float, end: float) -> Iterator[Segment]:
+def _inside(attempt: AttemptRecord, begin: float, end: float) -> Iterator[Segment]:
     """The segments of an attempt, in order."""
     cuts = sorted(_cuts(attempt, begin), key=lambda one: one[0])
     last, part = begin, Part.starting
@@ -106,7 +106,7 @@ def _inside(attempt: Attempt, begin: float, end: float) -> Iterator[Segment]:
     yield from _between(Segment(part, last, end, attempt.number))
 
 
-def _cuts(attempt: Attempt, began: float) -> Iterator[tuple[float, Part]]:
+def _cuts(attempt: AttemptRecord, began: float) -> Iterator[tuple[float, Part]]:
     """(time, the part that begins there) for each change; interruptions end with a change back."""
     events = attempt.events
     starts = [one for one in events if one["kind"] == "start"]

@@ -29,6 +29,7 @@ from forge.group.watcher import Watcher, Watchers
 from forge.health import attempt
 from forge.jobdir import job_dir, spawned
 from forge.jobdir.job_files import RANK, REHEARSAL, SAVE_WITHIN, forge_dir
+from forge.jobdir.metric_rows import MetricSource
 from forge.process import sections
 from forge.process.time_limit import TimeLimit, first_save_s
 from forge.shutdown import stopping
@@ -39,6 +40,7 @@ from forge.state.run_state import RunState
 from forge.training import interval, misuse
 from forge.training.boundary import Boundary
 from forge.training.decide import Halt
+from forge.training.followers import Followers
 from forge.training.interval import Interval
 from forge.training.loop.evaluations import Evaluations
 from forge.training.loop.loop_progress import LoopProgress
@@ -112,6 +114,7 @@ class Attempt:
         self._optimizer_steps = OptimizerSteps(live, self.loops, self.updater, policy.nan.action)
         self._scales: list[RateScale] = []
         self._callbacks: list[Any] = []
+        self._followers = Followers()
         self.resumed_from: str | None = None
         step, listen = lambda: self.loops.step, of_torch.on_compilation
         sections.begin(policy.hang, os.environ, step, listen)
@@ -427,6 +430,28 @@ class Attempt:
         """See `Run.is_stopping`."""
         return self._stops.is_stopping
 
+    def log_to(self, loggers: Iterable[Any]) -> None:
+        """See `Run.log_to`."""
+        if self._group.rank or REHEARSAL in os.environ:
+            return
+        directory, rollback = self._directory, self._policy.nan.rollback
+        can_roll_back = self._policy.nan.action is NanAction.rollback
+        source = MetricSource(
+            job=directory.job,
+            run=directory.ledger.run,
+            name=self._name or "",
+            attempt=directory.ledger.attempt,
+            num_complete=lambda: directory.metrics.num_complete,
+            rollback_steps=(
+                rollback.steps_back + self._policy.nan.max_consecutive if can_roll_back else None
+            ),
+            every_steps=self._policy.checkpoint.every_steps or 1,
+        )
+        for logger in loggers:
+            self._followers.add(logger.follow(source))
+        wait_s = stopping.CALLBACK_TIMEOUT_S
+        self.on_stop(lambda: self._followers.close(wait_s), wait_s + 1)
+
     def check_stop(self) -> None:
         """See `Run.check_stop`."""
         if self._evaluations.may_poll(self._pid):
@@ -507,6 +532,7 @@ class Attempt:
             self._group.close(0)
         self._directory.release()
         self._group.close(_LEAVE_S)
+        self._followers.close()
 
     def _forget(self, *, is_leaving: bool) -> None:
         self._optimizer_steps.close()

@@ -23,6 +23,8 @@ class Metrics(Watcher):
         self._pending: list[tuple[int, dict[str, Any]]] = []
         self._flushed = time.monotonic()
         self._step = -1
+        self.num_complete = 0
+        """Steps whose values are all in the ledger; a logger's thread reads it."""
         self._latest: dict[str, tuple[int, float]] = {}
         self._extremes: dict[str, list[float]] = {}
         """Name -> the lowest value and its step, the highest value and its step."""
@@ -48,6 +50,8 @@ class Metrics(Watcher):
             len(self._pending) >= _MAX_PENDING or time.monotonic() - self._flushed >= _MAX_AGE_S
         ):
             self.flush()
+        if not self._pending:
+            self.num_complete = step - 1  # the evaluations of this boundary are still to come
 
     def flush(self) -> None:
         """Write the pending values."""
@@ -97,6 +101,7 @@ class Metrics(Watcher):
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore the values from a checkpoint; one of an earlier version has no extremes."""
+        self.num_complete = 0
         self._latest = dict(state["metrics"])
         known = state.get("extremes", {})
         self._extremes = {

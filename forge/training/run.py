@@ -22,7 +22,7 @@ from forge.process.progress import Phase
 from forge.shutdown import stopping
 from forge.state.registry import StateRegistry
 from forge.state.run_state import RunState
-from forge.training import misuse
+from forge.training import followers, misuse
 from forge.training.attempt import Attempt
 from forge.training.loop.evaluations import Evaluations
 from forge.training.loop.loop_progress import LoopProgress
@@ -450,6 +450,25 @@ class Run:
         checked = checked_values(values)
         if self._attempt is not None:
             self._attempt.log(checked)
+
+    def log_to(self, *loggers: Any) -> None:
+        """Send what `run.log` records to loggers, each step once over all attempts of the job.
+
+        Example::
+
+            with forge.Run(policy, model=model, optimizer=optimizer) as run:
+                run.log_to(forge.loggers.TensorBoard(), forge.loggers.WandB(project="lm"))
+
+        Each logger works in a thread of its own. If a logger fails or hangs, training and saves
+        continue, and the logger gets later what it has missed. A rehearsal has no loggers.
+
+        Args:
+            loggers: Objects of `forge.loggers`.
+        Raises:
+            ForgeError: Outside `with forge.Run(...) as run:`.
+        """
+        followers.check_loggers(loggers)
+        self._entered("log_to").log_to(loggers)
 
     def every(
         self, steps: int | None = None, *, at_end: bool = False, epochs: int | None = None

@@ -225,7 +225,7 @@ def directories(tmp_path):
 
 
 def arm(monkeypatch, *arguments, entries):
-    monkeypatch.setattr(hints, "_pending", [])
+    monkeypatch.setattr(hints, "pending_keys", [])
     monkeypatch.setattr(hints.atexit, "register", lambda function: None)
     hints.arm(["resilience.nan.action=halt", "lrr=1", *arguments], lambda: entries)
     return hints.hints_for(["nan.action"])
@@ -274,14 +274,14 @@ def test_presets_in_a_package_of_configs_count(directories, monkeypatch):
 )
 def test_every_form_of_an_override_arms_a_hint(argument, monkeypatch):
     registered = []
-    monkeypatch.setattr(hints, "_pending", [])
+    monkeypatch.setattr(hints, "pending_keys", [])
     monkeypatch.setattr(hints.atexit, "register", registered.append)
     hints.arm([argument])
     hints.arm([argument])
-    assert hints._pending == ["nan.actoin"]
+    assert hints.pending_keys == ["nan.actoin"]
     assert len(registered) == 1
     hints.composition_succeeded()
-    assert hints._pending == []
+    assert hints.pending_keys == []
 
 
 @pytest.mark.parametrize(
@@ -289,7 +289,7 @@ def test_every_form_of_an_override_arms_a_hint(argument, monkeypatch):
 )
 def test_other_arguments_arm_none(argument, monkeypatch):
     registered = []
-    monkeypatch.setattr(hints, "_pending", [])
+    monkeypatch.setattr(hints, "pending_keys", [])
     monkeypatch.setattr(hints.atexit, "register", registered.append)
     hints.arm([argument])
-    assert (hints._pending, registered) == ([], [])
+    assert (hints.pending_keys, registered) == ([], [])

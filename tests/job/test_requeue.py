@@ -41,15 +41,16 @@ def rules(*pairs) -> list[RequeueRule]:
     return [RequeueRule(list(codes), max_restarts=most) for codes, most in pairs]
 
 
-def command(code, *stops, is_held=False, **how) -> Ending:
+def command(code, *stops, is_held=False, is_done=False, **how) -> Ending:
     """The end of a command of `forge exec` that got these signals."""
-    report = RankReport(code=code, stops=[*stops], is_held=is_held)
+    report = RankReport(code=code, stops=[*stops], is_held=is_held, is_done=is_done)
     return Ending.of_command(report, ExecPlan(**how), {"USR1": "requeue", "TERM": "stop"})
 
 
 OOM = "; memory ran out, and the kernel killed 1 process in the task's cgroup"
 HELD_TEXT = "stopping took longer than `shutdown.timeout_s`, and the task was killed"
 ENDED_WITH = "(the command ended with"
+UNDONE = command(0, done_file="done")
 
 # what is known of the end, its reason, the text that is printed, the job's state if it ends so
 ENDINGS = [
@@ -129,6 +130,21 @@ ENDINGS = [
         *(command(-9, "TERM", is_held=True).imposed(Reason.time_limit), Reason.time_limit),
         *(HELD_TEXT, "terminated"),
     ),
+    # a command that writes a file when it is done
+    (
+        *(UNDONE, Reason.requested),
+        *("exit code 0 without `resilience.exec.done_file=done`", "failed"),
+    ),
+    (command(0, is_done=True, done_file="done"), Reason.finished, "finished", "finished"),
+    (
+        command(0, "TERM", is_done=True, done_file="done").imposed(Reason.time_limit),
+        *(Reason.finished, "finished", "finished"),
+    ),
+    (
+        *(command(0, "TERM", done_file="done", is_zero_finished=True), Reason.signalled),
+        *(f"SIGTERM sent by hand {ENDED_WITH} exit code 0)", "terminated"),
+    ),
+    (command(1, is_done=True, done_file="done"), Reason.failed, "exit code 1", "failed"),
     (command(1).imposed(Reason.crashed, "no srun"), Reason.crashed, "no srun", "failed"),
     (command(0).imposed(Reason.crashed, "no srun"), Reason.finished, "finished", "finished"),
 ]
@@ -138,7 +154,7 @@ ENDINGS = [
 def test_an_attempt_has_one_reason_and_a_text(ending, reason, text, state):
     """A wrong reason would send the user to look for the wrong fault."""
     assert (ending.reason, ending.text, ending.state.name) == (reason, text, state)
-    assert ending.ended_as == ("checkpointed" if ending == command(75) else state)
+    assert ending.ended_as == ("checkpointed" if ending in (command(75), UNDONE) else state)
     assert (ending.exit_code == 0) == (state == "finished")
 
 

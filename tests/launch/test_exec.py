@@ -106,6 +106,36 @@ def test_exit_code_0_after_a_signal_is_the_end_where_that_is_declared(commands):
     assert job.state["counts"]["restarts"] == 0
 
 
+UNSAVED = """
+trap 'exit 0' TERM
+[ "$FORGE_ATTEMPT" = 1 ] || { touch "$FORGE_JOB_DIR/all done"; exit 0; }
+echo $$ > "$FORGE_JOB_DIR/pid"
+touch "$FORGE_JOB_DIR/ready"
+while true; do sleep 0.05; done
+"""
+
+
+def test_exit_code_0_without_the_done_file_is_not_the_end(commands):
+    """Lightning exits with 0, unsaved, if somebody else sends its process a SIGTERM."""
+    sweep = commands.begin(["bash", "-c", UNSAVED], "resilience.exec.done_file=all done")
+    job = commands.job(0)
+    wait_ready(job, sweep)
+    assert processes.send(int((job.directory / "pid").read_text()), signal.SIGTERM)
+    assert sweep.wait() == 0, sweep.output
+    assert ends(job) == ["checkpointed requested 0", "finished finished 0"]
+    assert "exit code 0 without `resilience.exec.done_file=all done`" in sweep.output
+
+
+def test_with_the_done_file_exit_code_0_is_the_end_also_after_a_signal(commands):
+    """A command that has just finished when the time limit comes would run in vain again."""
+    script = UNSAVED.replace("exit 0", 'touch "$FORGE_JOB_DIR/all done"; exit 0', 1)
+    sweep = commands.begin(["bash", "-c", script], "resilience.exec.done_file=all done")
+    job = commands.job(0)
+    stop(job, sweep)
+    assert sweep.wait() == 0, sweep.output
+    assert ends(job) == ["finished finished 0"]
+
+
 GROUP = """
 child() { trap 'echo child >> "$FORGE_JOB_DIR/heard"; exit' TERM; touch "$FORGE_JOB_DIR/child"
   while true; do sleep 0.05; done; }
@@ -549,6 +579,7 @@ def test_a_command_that_cannot_be_run_is_told_before_anything_is_started(tmp_pat
         ({"exec": {"signal": "KILL"}}, "`resilience.exec.signal=KILL`: expected TERM | INT | HUP"),
         ({"exec": {"signal_to": "all"}}, "`resilience.exec.signal_to=all`: expected group | leade"),
         ({"exec": {"zero_after_signal": 0}}, "expected requeue | finished"),
+        ({"exec": {"done_file": "/"}}, "expected the name of a file"),
         ({"requeue": {"rules": [{"exit_codes": [75]}]}}, "75 already has a meaning (asks to be ru"),
         (
             {"requeue": {"rules": [{"reason": "code_changed"}]}},

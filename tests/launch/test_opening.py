@@ -31,11 +31,11 @@ def test_ctrl_c_while_configs_are_composed_ends_without_a_traceback(config, capl
 
 def test_no_hint_for_hydra_s_errors_follows_an_error_of_ours(config, monkeypatch, caplog):
     """\"Add a preset" below a wrong option of the launcher leads away from it."""
-    monkeypatch.setattr(hints, "_pending", ["nan.action"])
+    monkeypatch.setattr(hints, "pending_keys", ["nan.action"])
     with pytest.raises(Exit) as end, opening.exit_on_error(config):
         raise ConfigError(["`hydra.launcher.njobs=2`: there is no such key."], "The launcher")
     assert end.value.code == ExitCode.BAD_CONFIG
-    assert hints._pending == []
+    assert hints.pending_keys == []
 
 
 class _Launcher(HydraLauncher):

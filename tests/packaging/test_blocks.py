@@ -57,6 +57,11 @@ ELSEWHERE = {
     ("docs/how-to/any-command.md", "yaml", 1): "test_exec.py::test_the_config_of_the_page",
     ("docs/how-to/health.md", "text", 1): "test_verdicts_of_checks.py::test_the_page_shows",
     ("docs/how-to/health.md", "yaml", 0): "test_verdicts_of_checks.py::test_the_yaml_of_the_page",
+    **{
+        ("docs/how-to/loggers.md", "python", number): "test_page_of_loggers.py::test_the_lines_of"
+        for number in range(3)
+    },
+    ("docs/how-to/optuna.md", "yaml", 0): "test_optuna.py::test_a_sweep_whose_launcher_is_killed",
     ("docs/how-to/huggingface.md", "python", 0): "test_transformers.py::test_the_subclass_of_the",
     ("docs/how-to/rehearse.md", "text", 0): "test_rehearse.py::test_a_script_that_keeps_state_out",
 }

@@ -203,6 +203,8 @@ def public_functions():
                     function = getattr(function, "__func__", function)  # of a static method
                     if inspect.isfunction(function) and not method.startswith("_"):
                         doc = inspect.getdoc(function) or ""
+                        if doc.startswith("See `"):
+                            continue  # what it takes is said once, by the base class
                         found[f"{module.__name__}.{name}.{method}"] = function, doc
     return found
 

@@ -24,7 +24,10 @@ from forge.process import world
 
 GALLERY = ROOT / "examples" / "gallery"
 HYDRA = {"plain_loop.py": "steps=300", "epochs.py": "epochs=3"}
-PLAIN = {"without_hydra.py": ["--steps", "300"], "handler_after.py": [], "own_loop.py": []}
+PLAIN = {
+    "without_hydra.py": ["--steps", "300"],
+    **{name: [] for name in ("handler_after.py", "own_loop.py", "loggers.py")},
+}
 
 
 @pytest.fixture

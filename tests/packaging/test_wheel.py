@@ -120,6 +120,7 @@ NEED_AN_EXTRA = (
     "forge.integrations.lightning",
     *("forge.integrations.accelerate", "forge.integrations.prepared_loaders"),
     *("forge.integrations.trainer_", "forge.integrations.transformers"),
+    "forge.integrations.optuna",
 )
 """Beginnings of the names of modules of the wheel that cannot be imported without one."""
 

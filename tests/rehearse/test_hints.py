@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from forge.rehearse import source
 from forge.rehearse.hints import explained, read
 
 SCRIPT = """\
@@ -18,7 +17,6 @@ for step in run.steps(9):
 
 @pytest.fixture
 def script(tmp_path):
-    source._tree.cache_clear()
     path = tmp_path / "train.py"
     path.write_text(SCRIPT)
     return str(path)

@@ -22,7 +22,6 @@ def main(run, other):
 
 @pytest.fixture
 def script(tmp_path):
-    source._tree.cache_clear()
     path = tmp_path / "train.py"
     path.write_text(textwrap.dedent(SCRIPT))
     return str(path)

@@ -4,12 +4,12 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from forge.launch.progress import table
+from forge.jobdir.job_state import State
 from forge.launch.progress.display import Display
-from forge.launch.progress.view import JobView, State
 from forge.slurm import pending
+from forge.sweeps import status
+from forge.sweeps.job import SweepJob
 
 STUCK = (
     *("DependencyNeverSatisfied", "JobHeldUser", "JobHeldAdmin", "launch_failed_requeued_held"),
@@ -69,20 +69,13 @@ def test_the_numbers_of_many_jobs_are_short():
     assert "7_5 …`" in line
 
 
-def test_the_table_and_its_summary_have_the_reasons(monkeypatch):
+def test_the_table_and_its_summary_have_the_reasons():
     """Where a thousand jobs wait there is no row for each."""
     place = Path("multirun/0")
-    waits = [
-        JobView(number, "lr=1", place, State.queued, waits_for="Priority") for number in range(9)
-    ]
-    waits.append(
-        JobView(9, "lr=2", place, State.queued, remark="preempted", waits_for="JobHeldUser")
-    )
-    console = Console(width=120, file=StringIO())
-    console.print(table.table(waits))
-    (_, *rows) = (line.rstrip() for line in console.file.getvalue().splitlines())
-    assert all(row.endswith("waiting: Priority") for row in rows[:9])
-    assert rows[9].endswith("preempted, waiting: JobHeldUser")
+    waits = [SweepJob(number, place, (), State.queued, waits_for="Priority") for number in range(9)]
+    waits.append(SweepJob(9, place, (), State.queued, because="preempted", waits_for="JobHeldUser"))
+    assert [status.problem_of(job) for job in waits[:9]] == ["waits: Priority"] * 9
+    assert status.problem_of(waits[9]) == "preempted, waits: JobHeldUser"
     stream = StringIO()
     with Display(stream, mode="plain") as shown:
         shown.update(waits)

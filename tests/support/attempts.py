@@ -39,6 +39,7 @@ from forge.jobdir.verdict import Verdict
 from forge.launch import results, task
 from forge.launch.local.queue import Queue, QueuedJob
 from forge.launch.local.resources import Slots
+from forge.launch.progress.display import Display
 from forge.launch.sweep import SweepDir
 from forge.shutdown.signal_handler import ShutdownHandler
 from forge.slurm import bundle
@@ -173,7 +174,7 @@ def dump_stacks(place: Place) -> None:
 
 def queue_job(place: Place) -> str:
     job = QueuedJob(0, "lr=1", place.job)
-    Queue([job], Slots([[]], False), "none").start(job)
+    Queue([job], Slots([[]], False), Display(mode="none")).start(job)
     return job.because
 
 

@@ -19,8 +19,11 @@ import sys
 import tarfile
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeGuard
+
+from private_parts import DOCUMENTED
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = "forge/config/schema.py"
@@ -133,26 +136,42 @@ def _is_public(one: ast.stmt) -> TypeGuard[ast.ClassDef]:
     return isinstance(one, ast.ClassDef) and not one.name.startswith("_")
 
 
-def num_private(trees: dict[str, ast.Module]) -> int:
-    """Private names of other objects and modules that tests use, each once a file."""
+def num_private(files: dict[str, str]) -> int:
+    """Private names of forge that tests use, each once a file."""
+    ours = {
+        name for tree in parsed(files, "forge").values() for name in _defined(tree)
+    } - DOCUMENTED
     return sum(
         len(
             {
                 one.attr
                 for one in ast.walk(tree)
                 if isinstance(one, ast.Attribute)
-                and one.attr.startswith("_")
-                and not one.attr.startswith("__")
+                and one.attr in ours
                 and ast.unparse(one.value) not in ("self", "cls")
             }
         )
-        for tree in trees.values()
+        for tree in parsed(files, "tests").values()
     )
+
+
+def _defined(tree: ast.Module) -> Iterator[str]:
+    """Names with one underscore that a module defines: functions, classes and variables."""
+    for one in ast.walk(tree):
+        name = ""
+        if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            name = one.name
+        elif isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store):
+            name = one.attr
+        elif isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store):
+            name = one.id
+        if name.startswith("_") and not name.startswith("__"):
+            yield name
 
 
 def sizes(files: dict[str, str]) -> dict[str, int]:
     """The name of each measure -> its value."""
-    own, tests = parsed(files, "forge"), parsed(files, "tests")
+    own = parsed(files, "forge")
     modules, lines = num_loaded(files)
     return {
         "lines of forge/": num_lines(files, "forge"),
@@ -165,7 +184,7 @@ def sizes(files: dict[str, str]) -> dict[str, int]:
         "constructors with more than 6 parameters": num_large_constructors(own),
         "attributes assigned through another object": num_outside(own),
         "class names in several modules": num_repeated(own),
-        "private names that tests use": num_private(tests),
+        "private names of forge that tests use": num_private(files),
     }
 
 

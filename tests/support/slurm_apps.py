@@ -150,6 +150,9 @@ class SlurmApp(App):
     def run(self, *overrides: str, **env: str):
         return super().run(*overrides, **self.environment, **env)
 
+    def forge(self, *arguments: str, code: int = 0, **env: str) -> str:
+        return super().forge(*arguments, code=code, **self.environment, **env)
+
     def go_on_here(self, output: str) -> subprocess.CompletedProcess:
         """Run the printed resume command on this cluster."""
         with pytest.MonkeyPatch.context() as patch:

@@ -120,6 +120,20 @@ class App:
         )
         return self.started[-1]
 
+    def forge(self, *arguments: str, code: int = 0, **env: str) -> str:
+        """Run a command of forge; returns its output."""
+        done = subprocess.run(
+            [sys.executable, "-m", "forge", *arguments],
+            cwd=self.folder,
+            env=os.environ | env,
+            text=True,
+            timeout=250,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        assert done.returncode == code, done.stdout
+        return done.stdout
+
     def close(self) -> None:
         """End the launchers of a failed test; jobs without a launcher end by themselves."""
         for process in self.started:

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 import sys
 
 import pytest
@@ -45,7 +46,7 @@ def test_status_in_a_pipe_is_a_line_for_each_job(run, swept):
     lines = run(status, swept).splitlines()
     (raised,) = [line for line in lines if "mode=raises" in line]
     assert "failed" in raised
-    assert "ValueError: planted error" in raised
+    assert re.search(r"ValueError: planted error, at .*train\.py:\d+ in misbehave; log: ", raised)
     assert not any("forge why" in line for line in lines)
 
 

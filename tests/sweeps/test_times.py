@@ -7,12 +7,12 @@ import pytest
 
 import forge
 from forge.sweeps import times
-from forge.sweeps.attempts import Attempt
+from forge.sweeps.attempts import AttemptRecord
 from forge.sweeps.times import Part, Segment
 
 
 def attempt(number, began, ended, *events):
-    return Attempt(
+    return AttemptRecord(
         number, began, ended, events=[{"t": t, "kind": k, **more} for t, k, more in events]
     )
 

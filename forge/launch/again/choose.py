@@ -19,7 +19,8 @@ from forge.errors import ConfigError, Reason
 from forge.jobdir import code
 from forge.jobdir.job_state import State
 from forge.jobdir.plan import JobPlan
-from forge.sweeps.job import Job
+from forge.slurm import client
+from forge.sweeps.job import SweepJob
 
 _BY_A_PERSON = (Reason.cancelled.name,)
 _FAILED = (State.failed, State.lost)
@@ -31,13 +32,13 @@ _SHOWN = 5
 class Left:
     """A job that does not start, and why."""
 
-    job: Job
+    job: SweepJob
     because: str
 
 
 def jobs_to_start(
-    jobs: Sequence[Job], *, are_named: bool, only_failed: bool
-) -> tuple[list[Job], list[Left]]:
+    jobs: Sequence[SweepJob], *, are_named: bool, only_failed: bool
+) -> tuple[list[SweepJob], list[Left]]:
     """The jobs to start, and the others.
 
     Args:
@@ -52,7 +53,7 @@ def jobs_to_start(
             because = "finished"
         elif job.state.is_active:
             because = f"is {job.state.value}"
-        elif job.state is State.queued and job.slurm_id:
+        elif job.state is State.queued and job.slurm_id and job.waits_for != client.HELD:
             because = f"waits in Slurm's queue as {job.slurm_id}"
         elif only_failed and job.state not in _FAILED:
             because = f"is {job.state.value}, and not failed"
@@ -71,7 +72,7 @@ def options_of(launcher: str) -> set[str]:
         from forge.launch.local.resources import LocalOptions as Options
     else:
         from forge.launch.slurm.slurm_options import SlurmOptions as Options  # type: ignore[assignment]
-    return {one.name for one in fields(Options)} - {"_target_"}
+    return {one.name for one in fields(Options)} - {"_target_", "snapshot"}  # the copy stays
 
 
 def changed_options(words: Iterable[str], launcher: str) -> dict[str, Any]:
@@ -117,7 +118,7 @@ def is_option(word: str) -> bool:
     return bool(equals) and (is_named or key in options_of("local") | options_of("slurm"))
 
 
-def warn_of_changed_code(plans: Iterable[tuple[Job, JobPlan]]) -> None:
+def warn_of_changed_code(plans: Iterable[tuple[SweepJob, JobPlan]]) -> None:
     """Say once which source files have changed since the jobs were launched."""
     by_code: dict[str, tuple[JobPlan, list[int]]] = {}
     for job, made in plans:

@@ -11,16 +11,21 @@ from forge import messages
 from forge.jobdir import cancel_request, jsonl, plan
 from forge.jobdir.job_files import STATE, forge_dir, job_ledger
 from forge.jobdir.job_state import State
+from forge.launch import snapshot
 from forge.launch.again import choose
+from forge.launch.alike import Alike
 from forge.launch.local import resources
 from forge.launch.local.queue import Queue, QueuedJob
 from forge.launch.opening import locked
+from forge.launch.progress import display
 from forge.launch.progress.again import how_to_resume
 from forge.launch.record import LaunchRecord
-from forge.sweeps.job import Job
+from forge.sweeps.job import SweepJob
 
 
-def run(path: Path, jobs: Sequence[Job], launched: LaunchRecord, changes: dict[str, Any]) -> int:
+def run(
+    path: Path, jobs: Sequence[SweepJob], launched: LaunchRecord, changes: dict[str, Any]
+) -> int:
     """Run the jobs to their end; returns the exit code.
 
     Args:
@@ -45,7 +50,16 @@ def run(path: Path, jobs: Sequence[Job], launched: LaunchRecord, changes: dict[s
             made.write(job.directory)
             jsonl.append(job_ledger(job.directory), "resumed", changes=changes)
         queued = [QueuedJob(job.number, job.label, job.directory) for job in jobs]
-        stopped_by = Queue(queued, slots, options.progress).run()
+        title = display.title(path, (job.overrides for job in jobs))
+        failures = Alike(path, options.max_alike)
+        queue = Queue(
+            queued,
+            slots,
+            display.Display(mode=options.progress, title=title),
+            failures,
+            stagger_s=options.stagger_s,
+        )
+        stopped_by = queue.run()
     if how := how_to_resume(queued, f"forge resume {path}"):
         messages.say(how)
     if stopped_by is not None:
@@ -54,7 +68,7 @@ def run(path: Path, jobs: Sequence[Job], launched: LaunchRecord, changes: dict[s
 
 
 def _plan(
-    job: Job,
+    job: SweepJob,
     path: Path,
     launched: LaunchRecord,
     options: resources.LocalOptions,
@@ -63,7 +77,7 @@ def _plan(
     """The job's plan, with the launcher's options of now."""
     made = plan.read(job.directory)
     before = Path(launched.path or path) / job.directory.relative_to(path)
-    made = choose.moved(made, before, job.directory)
+    made = snapshot.moved(choose.moved(made, before, job.directory), path)
     if "timeout_min" in changes:
         made = replace(made, time_limit_s=options.time_limit_s)
     if "tasks_per_job" in changes:

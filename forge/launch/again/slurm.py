@@ -13,20 +13,23 @@ from forge.filesystem.files import write_atomically
 from forge.jobdir import cancel_request, jsonl, plan
 from forge.jobdir.job_files import PLAN, STATE, forge_dir, job_ledger
 from forge.jobdir.plan import JobPlan
+from forge.launch import snapshot
 from forge.launch.again import choose
 from forge.launch.opening import locked
 from forge.launch.record import LaunchRecord
 from forge.launch.slurm import slurm_options
 from forge.launch.slurm.cluster import Cluster
 from forge.launch.slurm.launcher import step_plan
-from forge.launch.slurm.sbatch import OptionGroup, batches, log_folder
+from forge.launch.slurm.sbatch import OptionGroup, batches, job_name, log_folder
 from forge.launch.slurm.slurm_options import SlurmOptions
 from forge.slurm import bundle, client
 from forge.slurm.submitted import Submitted, submissions
-from forge.sweeps.job import Job
+from forge.sweeps.job import SweepJob
 
 
-def run(path: Path, jobs: Sequence[Job], launched: LaunchRecord, changes: dict[str, Any]) -> int:
+def run(
+    path: Path, jobs: Sequence[SweepJob], launched: LaunchRecord, changes: dict[str, Any]
+) -> int:
     """Submit the jobs; returns the exit code.
 
     Args:
@@ -81,7 +84,7 @@ def _options(launched: LaunchRecord, changes: dict[str, Any]) -> SlurmOptions:
     return slurm_options.read(known | changes)
 
 
-def _not_in_queue(jobs: Sequence[Job], submitted: Submitted) -> Iterator[Job]:
+def _not_in_queue(jobs: Sequence[SweepJob], submitted: Submitted) -> Iterator[SweepJob]:
     """The jobs that Slurm does not have in its queue; says which ones it has.
 
     Raises:
@@ -101,14 +104,25 @@ def _not_in_queue(jobs: Sequence[Job], submitted: Submitted) -> Iterator[Job]:
         script = submitted.scripts.get(job.number, "")
         again = client.resubmitted(slurm_id, script, queue) or slurm_id
         known = queue.get(again)
-        if known is not None and known.is_alive and known.script == script:
+        if known is not None and known.script == script and known.is_held:
+            _release(job, again)
+        elif known is not None and known.is_alive and known.script == script:
             messages.say(f"job {job.number} is in the queue as {again}: nothing to do")
         else:
             yield job
 
 
+def _release(job: SweepJob, slurm_id: str) -> None:
+    """Let Slurm start a job that was held back, since others had failed alike."""
+    try:
+        client.release([slurm_id])
+    except SlurmRefused as error:
+        raise ConfigError([f"job {job.number} cannot be released: {error}"], "The sweep") from error
+    messages.say(f"job {job.number}: {slurm_id} was held, and is released")
+
+
 def _plan(
-    job: Job,
+    job: SweepJob,
     path: Path,
     launched: LaunchRecord,
     options: SlurmOptions,
@@ -129,15 +143,16 @@ def _plan(
         bundle.unpack(submissions(path) / name, submitted.indices[job.number])
     made = plan.read(job.directory)
     before = Path(launched.path or path) / job.directory.relative_to(path)
-    made = choose.moved(made, before, job.directory)
+    made = snapshot.moved(choose.moved(made, before, job.directory), path)
     own = replace(options, **launched.own.get(str(job.number), {}))
-    slurm = step_plan(own, job.directory, cluster)
+    slurm = step_plan(own, job.directory, cluster, job_name(own, job.number, job.label))
     if made.slurm is not None:
         slurm = replace(slurm, exclude_h=made.slurm.exclude_h)
     return replace(made, slurm=slurm, time_limit_s=own.time_limit_s), own
 
 
 def _group(made: JobPlan, options: SlurmOptions) -> OptionGroup:
+    name = made.slurm.name if made.slurm is not None else ""
     if made.requeue.is_up_to_site:
-        return OptionGroup(options, None, 0.0, None)
-    return OptionGroup(options, made.signal, made.warning_s, made.requeue.enabled)
+        return OptionGroup(options, None, 0.0, None, name)
+    return OptionGroup(options, made.signal, made.warning_s, made.requeue.enabled, name)

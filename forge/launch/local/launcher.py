@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import signal
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn
@@ -20,12 +21,14 @@ from forge.jobdir import cancel_request, job_dir
 from forge.jobdir import code as job_code
 from forge.jobdir.job_files import STATE, TASK, forge_dir, write_atomically
 from forge.jobdir.plan import RequeueLimits
-from forge.launch import opening, payload, planning
+from forge.launch import opening, payload, planning, snapshot
+from forge.launch.alike import Alike
 from forge.launch.compose import compose, is_stale, start_over
 from forge.launch.hydra_launcher import Request
 from forge.launch.local import resources
 from forge.launch.local.queue import LIMIT, Queue, QueuedJob
 from forge.launch.planning import ComposedJob
+from forge.launch.progress import display
 from forge.launch.progress.again import how_to_resume
 from forge.launch.record import LaunchRecord
 from forge.launch.results import result_of
@@ -49,9 +52,10 @@ def launch(request: Request) -> list[JobReturn]:
         try:
             jobs = compose(sweep, request)
             sweep.add([job.place for job in jobs])
-            _freeze(jobs, payload.Shared(request.function, request.context), options)
+            copy = snapshot.make(directory) if options.snapshot else None
+            _freeze(jobs, payload.Shared(request.function, request.context, copy), options)
             queued = [QueuedJob(j.place.number, j.label, j.directory) for j in jobs]
-            LaunchRecord(launcher="local", options=asdict(options)).write(directory)
+            LaunchRecord.of("local", options, copy).write(directory)
             command = job_dir.sweep_command(directory)
             job_dir.write_resume_script(directory, command)
             batch = _batch_job(directory, jobs)
@@ -60,7 +64,10 @@ def launch(request: Request) -> list[JobReturn]:
             log.info(f"Launching {len(jobs)} jobs, {slots.count} at a time, in {place}")
             log.info(f"To resume this sweep after a stop:\n  {command}")
             stops_at = math.inf if batch is None else batch.stops_at
-            queue = Queue(queued, slots, options.progress, stops_at)
+            title = display.title(directory, (job.place.overrides for job in jobs))
+            failures = Alike(directory, options.max_alike)
+            shown = display.Display(mode=options.progress, title=title)
+            queue = Queue(queued, slots, shown, failures, stops_at, options.stagger_s)
             stopped_by = queue.run()
         finally:
             sweep.close()
@@ -86,7 +93,7 @@ def _batch_job(directory: Path, jobs: list[ComposedJob]) -> BatchJob | None:
         RequeueLimits.of(policies[0].requeue),
         max(one.signal.warning_s for one in policies),
         Trainings([job.directory for job in jobs], policies[0].checkpoint.dir),
-        is_command=jobs[0].command is not None,
+        is_command=any(job.command is not None for job in jobs),
     )
     return batch_job.here(directory, work)
 
@@ -102,7 +109,8 @@ def _freeze(
             if not is_stale(job, code):
                 continue
             start_over(job)
-        HydraConfig.instance().set_config(job.config)
+        config: Any = job.config
+        HydraConfig.instance().cfg = config  # set_config would copy all of it
         try:
             make_trusted_directory(forge_dir(job.directory))
             (forge_dir(job.directory) / STATE).unlink(missing_ok=True)
@@ -115,6 +123,7 @@ def _freeze(
             tasks = options.tasks_per_job
             threads = max(options.cpus_per_job // tasks, 1)
             made = planning.make(job, main, options.time_limit_s, threads, tasks)
-            replace(made, code=code).write(job.directory)
+            made = shared.snapshot.apply(made) if shared.snapshot else replace(made, code=code)
+            made.write(job.directory)
         finally:
             HydraConfig.instance().cfg = outer

@@ -11,7 +11,6 @@ import sys
 import time
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
 
 from forge.errors import ExitCode
 from forge.filesystem.files import open_file
@@ -19,11 +18,13 @@ from forge.job.ending import signal_name
 from forge.jobdir import plan
 from forge.jobdir.job_files import OUTPUT, PLAN, TOKEN, forge_dir
 from forge.jobdir.job_state import JobState, State
+from forge.launch import alike
+from forge.launch.alike import Alike
 from forge.launch.interrupts import handled
 from forge.launch.local.resources import Slots
 from forge.launch.planning import ROOT
 from forge.launch.progress.display import Display
-from forge.launch.progress.observed import ObservedJob
+from forge.launch.progress.observed import ObservedJob, Views
 
 _START = f"import sys; sys.path.append({ROOT!r}); from forge.job.local import main;"
 _START += " sys.exit(main(sys.argv[1:]))"
@@ -54,14 +55,28 @@ class Queue:
     """Runs the jobs of a batch; `run` returns when all have ended."""
 
     def __init__(
-        self, jobs: list[QueuedJob], slots: Slots, progress: Any, stops_at: float = math.inf
+        self,
+        jobs: list[QueuedJob],
+        slots: Slots,
+        display: Display,
+        failures: Alike | None = None,
+        stops_at: float = math.inf,
+        stagger_s: float = 0.0,
     ) -> None:
-        """`stops_at`: Unix time at which all jobs have to save and exit."""
+        """`stops_at`: Unix time at which all jobs have to save and exit.
+
+        `stagger_s`: seconds between the starts of two jobs.
+        """
         self._jobs = jobs
+        self._alike = failures or Alike()
+        self._views = Views(jobs)
         self._slots = slots
         self._free = list(range(slots.count))[::-1]
-        self._progress = progress
+        self._display = display
         self._stops_at = stops_at
+        self._stagger_s = stagger_s
+        self._starts_next = 0.0
+        """Monotonic time from which the next job can start."""
         self._received: list[int] = []
         self._handled = 0
         for job in jobs:
@@ -72,7 +87,7 @@ class Queue:
 
     def run(self) -> int | None:
         """Run every job; returns the signal that stopped the sweep, or None."""
-        with handled(self._on_signal, *LIMIT), Display(mode=self._progress) as self._display:
+        with handled(self._on_signal, *LIMIT), self._display:
             try:
                 self._loop()
             except BaseException:
@@ -95,7 +110,8 @@ class Queue:
             if len(self._received) > self._handled:
                 self._handled = len(self._received)
                 self._stop(self._received[-1], self._handled)
-            while self._free and not self._received and (job := self._next()) is not None:
+            while self._free and self._is_time() and (job := self._next()) is not None:
+                self._starts_next = time.monotonic() + self._stagger_s
                 self.start(job)
             running = [job for job in self._jobs if job.process is not None]
             has_ended = False
@@ -104,14 +120,25 @@ class Queue:
                 if job.process is not None and job.process.poll() is not None:
                     self._ended(job)
                     has_ended = True
-            self._display.update([job.view() for job in self._jobs])
-            if has_ended and not self._received and self._next() is not None:
+            self._display.update(self._views.now())
+            if has_ended and (notice := self._alike.check(self._jobs)):
+                self._display.say(notice, "yellow")
+            is_left = self._next() is not None
+            if has_ended and is_left and self._is_time():
                 continue  # start the next job in the free slot now
-            if not any(job.process is not None for job in self._jobs):
+            if not is_left and not any(job.process is not None for job in self._jobs):
+                if self._alike.is_holding:
+                    alike.held(self._jobs)
                 return
             time.sleep(_LOOK_S)
 
+    def _is_time(self) -> bool:
+        return time.monotonic() >= self._starts_next
+
     def _next(self) -> QueuedJob | None:
+        """The next job to start; None if no further job starts."""
+        if self._received or self._alike.is_holding:
+            return None
         return next((job for job in self._jobs if job.state is State.queued), None)
 
     # -- a job ---------------------------------------------------------------------------------

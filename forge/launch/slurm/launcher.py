@@ -12,7 +12,7 @@ import logging
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hydra.core.utils import JobReturn
@@ -25,16 +25,18 @@ from forge.jobdir import code as job_code
 from forge.jobdir.job_files import write_atomically
 from forge.jobdir.job_state import State
 from forge.jobdir.plan import JobPlan, SlurmPlan
-from forge.launch import opening, payload, planning
+from forge.launch import opening, payload, planning, snapshot
+from forge.launch.alike import Alike
 from forge.launch.compose import compose, is_stale, start_over
 from forge.launch.hydra_launcher import Request
 from forge.launch.planning import ROOT, ComposedJob
+from forge.launch.progress import display
 from forge.launch.progress.again import how_to_resume
 from forge.launch.record import LaunchRecord
 from forge.launch.results import result_of
 from forge.launch.slurm import preview, slurm_options
 from forge.launch.slurm.cluster import Cluster
-from forge.launch.slurm.sbatch import Batch, OptionGroup, batches, log_folder
+from forge.launch.slurm.sbatch import Batch, OptionGroup, batches, job_name, log_folder
 from forge.launch.slurm.slurm_options import SlurmOptions
 from forge.launch.slurm.slurm_wait import QueueWatcher, SubmittedJob, numbers
 from forge.launch.sweep import SweepDir
@@ -88,11 +90,12 @@ def launch(request: Request) -> list[JobReturn]:
             sweep.add([job.place for job in composed])
             policies = ((str(one.place.number), one.policy) for one in composed)
             own = {number: dict(one.slurm) for number, one in policies if one and one.slurm}
-            LaunchRecord(launcher="slurm", options=asdict(options), own=own).write(directory)
+            copy = snapshot.make(directory) if options.snapshot else None
+            LaunchRecord.of("slurm", options, copy, own).write(directory)
             command = job_dir.sweep_command(directory)
             job_dir.write_resume_script(directory, command)
             try:
-                shared = payload.Shared(request.function, request.context)
+                shared = payload.Shared(request.function, request.context, copy)
                 _submit(calls, new, shared, submitted, cluster, command)
             except KeyboardInterrupt as error:
                 messages.say(
@@ -109,7 +112,10 @@ def launch(request: Request) -> list[JobReturn]:
             for one in observed:
                 one.script = submitted.scripts.get(one.number, "")
             resubmit = functools.partial(_resubmit, jobs, options, shared, submitted, cluster)
-            stopped_by = QueueWatcher(observed, options.progress, resubmit).run()
+            title = display.title(directory, (job.place.overrides for job in composed))
+            failures = Alike(directory, options.max_alike)
+            watcher = QueueWatcher(observed, options.progress, resubmit, title, failures)
+            stopped_by = watcher.run()
         finally:
             sweep.close()
     if stopped_by is not None:
@@ -117,7 +123,8 @@ def launch(request: Request) -> list[JobReturn]:
         _say_how(observed, command)
         raise Exit(128 + stopped_by, "the launcher was asked to stop waiting")
     results = [result_of(job.composed, one) for job, one in zip(jobs, observed, strict=True)]
-    if how := how_to_resume(observed, command):
+    ended = [one for one in observed if one.state.is_final]  # others are held in the queue
+    if how := how_to_resume(ended, command):
         messages.say(how)
     return results
 
@@ -203,7 +210,8 @@ def _calls(
             is_main, is_requeued = job.composed.command is None, policy.requeue.enabled
             signal = policy.signal.name if is_main else policy.exec.signal
         warning_s = policy.signal.warning_s if policy is not None else 0.0
-        groups.append(OptionGroup(job.options, signal, warning_s, is_requeued))
+        name = job_name(job.options, job.composed.place.number, job.composed.label)
+        groups.append(OptionGroup(job.options, signal, warning_s, is_requeued, name))
     folder = log_folder(options.submitit_folder, directory)
     return batches(groups, folder, bundle.paths(submissions(directory)), max_array_size)
 
@@ -270,8 +278,8 @@ def _not_submitted(
     return ConfigError([problem], "The submission")
 
 
-def step_plan(options: SlurmOptions, directory: Path, cluster: Cluster) -> SlurmPlan:
-    """How to start the step of the job in a directory."""
+def step_plan(options: SlurmOptions, directory: Path, cluster: Cluster, name: str) -> SlurmPlan:
+    """How to start the step of the job in a directory; `name` is the job's in the queue."""
     python = shlex.split(options.python) if options.python else [sys.executable, "-I", "-S"]
     srun_args = list(options.srun_args or ())
     if options.cpus_per_task is not None:  # since Slurm 22.05 srun does not inherit it
@@ -281,6 +289,8 @@ def step_plan(options: SlurmOptions, directory: Path, cluster: Cluster) -> Slurm
         start=[*python, "-c", _STEP, str(directory)],
         srun_args=srun_args,
         kill_wait_s=cluster.kill_wait_s,
+        name=name,
+        stagger_s=options.stagger_s,
     )
 
 
@@ -288,7 +298,9 @@ def _pack(job: _Job, shared: payload.Shared, cluster: Cluster) -> tuple[Path, Jo
     composed, options = job.composed, job.options
     data, main = shared.dump(composed.config)
     made = planning.make(composed, main, options.time_limit_s, options.cpus_per_task or 1)
-    slurm = step_plan(options, composed.directory, cluster)
+    made = shared.snapshot.apply(made) if shared.snapshot else made
+    name = job_name(options, composed.place.number, composed.label)
+    slurm = step_plan(options, composed.directory, cluster, name)
     requeue = replace(made.requeue, is_up_to_site=not composed.is_active)
     if composed.policy is not None:
         health = composed.policy.health

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 import shlex
 import sys
 from collections.abc import Iterator
@@ -24,9 +25,12 @@ from forge.launch.slurm.slurm_options import SlurmOptions
 _OURS = (
     *("_target_", "submitit_folder", "timeout_min", "signal_delay_s", "max_num_timeout"),
     *("additional_parameters", "srun_args", "python", "use_srun", "teardown"),
-    *("wait", "dry_run", "progress"),
+    *("wait", "dry_run", "max_alike", "stagger_s", "snapshot", "progress"),
 )
 """Options that are passed to submitit in another way, or not at all."""
+_LONGEST_NAME = 100
+_ODD = re.compile(r"[^\w.,:=+/@-]", re.ASCII)
+"""Characters such as quotes, which sbatch does not read as a shell does."""
 _LOGS = "/folder-of-the-logs"
 """Placeholder while submitit writes the header, since submitit would expand a % in our paths."""
 _WRAPPER = f"import sys; sys.path.append({ROOT!r}); from forge.slurm.wrapper import main;"
@@ -43,6 +47,8 @@ class OptionGroup:
     warning_s: float
     is_requeued: bool | None
     """Whether the policy can restart the jobs; None: no policy, the site's default applies."""
+    name: str = field(default="", repr=False)
+    """The job's own name, which makes no other group: an array has `options.name`."""
 
 
 @dataclass
@@ -92,6 +98,12 @@ def batches(
     return found
 
 
+def job_name(options: SlurmOptions, number: int, label: str) -> str:
+    """`train_3:lr=0.1,seed=2`: a job's name in the queue, with its number and overrides."""
+    overrides = _ODD.sub("_", ",".join(label.split()))
+    return f"{options.name}_{number}{':' if overrides else ''}{overrides}"[:_LONGEST_NAME]
+
+
 def log_folder(given: str, sweep_dir: Path) -> Path:
     """The folder of logs: `hydra.launcher.submitit_folder` up to the first part with a job id."""
     path = Path(given or sweep_dir).expanduser().absolute()
@@ -111,6 +123,8 @@ def _script(batch: Batch) -> str:
     given = {name: value for name, value in asdict(options).items() if name not in _OURS}
     given = {name: value for name, value in given.items() if value is not None}
     parameters = of_submitit.slurm_parameters(executor, given)
+    if group.name and len(batch.members) == 1:
+        parameters["job_name"] = group.name
     parameters["time"] = math.ceil(options.timeout_min)
     more: dict[str, Any] = dict(options.additional_parameters)
     if group.is_requeued is not None:

@@ -20,9 +20,11 @@ from typing import Any
 from forge import messages
 from forge.errors import ForgeError, Reason, SlurmRefused
 from forge.jobdir.job_state import JobState, State
+from forge.launch import alike
+from forge.launch.alike import Alike
 from forge.launch.interrupts import handled
 from forge.launch.progress.display import Display
-from forge.launch.progress.observed import ObservedJob
+from forge.launch.progress.observed import ObservedJob, Views
 from forge.slurm import client, pending
 
 _LOOK_S = 0.5
@@ -124,9 +126,17 @@ class QueueWatcher:
         jobs: list[SubmittedJob],
         progress: Any,
         submit: Callable[[list[SubmittedJob]], None] | None = None,
+        title: str = "",
+        failures: Alike | None = None,
     ) -> None:
-        """`submit`: resubmits jobs and sets their new ids; raises ForgeError, OSError."""
+        """`submit`: resubmits jobs and sets their new ids; raises ForgeError, OSError.
+
+        `title`: of the table.
+        """
         self._jobs = jobs
+        self._views = Views(jobs)
+        self._title = title
+        self._alike = failures or Alike()
         self._submit = submit
         self._problem = ""
         self._progress = progress
@@ -144,13 +154,16 @@ class QueueWatcher:
         """Returns the signal that ended the waiting, or None once every job has ended."""
         bell, self._bell = os.pipe()
         try:
-            with handled(self._on_signal), Display(mode=self._progress) as self._display:
+            display = Display(mode=self._progress, title=self._title)
+            with handled(self._on_signal), display as self._display:
                 while not self._received and self.poll():
                     self._show()
                     # Poll, since a change of a file on another machine sends no event.
                     pause_s = _LOOK_S + _LOOK_PER_JOB_S * len(self._jobs)
                     select.select([bell], [], [], pause_s)
                 self._show()
+                if self._alike.is_holding:
+                    alike.held(self._jobs)
         finally:
             os.close(bell)
             os.close(self._bell)
@@ -161,7 +174,7 @@ class QueueWatcher:
         os.write(self._bell, b"!")
 
     def _show(self) -> None:
-        self._display.update([job.view() for job in self._jobs])
+        self._display.update(self._views.now())
 
     def poll(self) -> bool:
         """Update all jobs; returns whether any of them has not ended."""
@@ -197,14 +210,37 @@ class QueueWatcher:
                 else:
                     job.learn(queued, now)
             self._resubmit(left)
-            self._tell_pending(waiting)
+            self._hold_back(waiting)
+            if not self._alike.is_holding:
+                self._tell_pending(waiting)
             self._tell_unresponsive(waiting)
         is_asking = self._question is not None and self._question.is_alive()
         if waiting and not is_asking and now - self._asked >= self._ask_s:
             self._asked = now
             self._question = threading.Thread(target=self._ask, name="forge-squeue", daemon=True)
             self._question.start()
-        return bool(waiting)
+        if notice := self._alike.check(self._jobs):
+            self._show()
+            self._display.say(notice, "yellow")
+            self._hold_back(waiting)
+        is_holding = self._alike.is_holding
+        return any(not is_holding or job.waits_for != client.HELD for job in waiting)
+
+    def _hold_back(self, waiting: list[SubmittedJob]) -> None:
+        """Keep Slurm from starting the others, if jobs have failed alike."""
+        left = [job for job in waiting if job.state is State.queued and not job.restarts]
+        left = [job for job in left if job.waits_for != client.HELD]
+        if not self._alike.is_holding or not left:
+            return
+        try:
+            client.hold([job.slurm_id for job in left])
+        except SlurmRefused as error:  # a job has just started; tried again after the next answer
+            self._warn_once(str(error))
+
+    def _warn_once(self, problem: str) -> None:
+        if problem != self._problem:
+            messages.warn(problem)
+        self._problem = problem
 
     def _ask(self) -> None:
         """Runs in a thread, since a busy controller can take a minute, and Ctrl+C must not wait."""
@@ -225,9 +261,7 @@ class QueueWatcher:
         try:
             self._submit(jobs)
         except (ForgeError, OSError) as error:  # a full disk, say
-            if str(error) != self._problem:  # log it once; the next answer leads to another try
-                messages.warn(str(error))
-            self._problem = str(error)
+            self._warn_once(str(error))  # the next answer leads to another try
         for job, old in zip(jobs, before, strict=True):
             if job.slurm_id == old:
                 continue

@@ -10,10 +10,10 @@ from typing import Any
 
 from forge.jobdir.jsonl import Event
 from forge.sweeps import attempts, curves, times
-from forge.sweeps.attempts import Attempt
+from forge.sweeps.attempts import AttemptRecord
 from forge.sweeps.chosen_metric import Chosen
 from forge.sweeps.curves import Curve
-from forge.sweeps.job import Job
+from forge.sweeps.job import SweepJob
 from forge.sweeps.sweep import Sweep
 from forge.sweeps.times import Part, Segment
 
@@ -27,13 +27,13 @@ _FEWEST, _MOST = 40, 400
 class JobReport:
     """A job, with what its ledgers say."""
 
-    job: Job
+    job: SweepJob
     name: str
     """Its number and overrides."""
-    attempts: list[Attempt]
+    attempts: list[AttemptRecord]
     segments: list[Segment]
     curves: dict[str, Curve] = field(default_factory=dict)
-    lost: list[tuple[Attempt, int, float]] = field(default_factory=list)
+    lost: list[tuple[AttemptRecord, int, float]] = field(default_factory=list)
     """(attempt, steps, seconds) for each attempt that ended without a save."""
 
     @property
@@ -82,12 +82,12 @@ def collect(sweep: Sweep, metric: str = "", now: float | None = None) -> Report:
         parts = times.segments(own, None, until, is_queued=bool(job.slurm_id))
         name = f"{job.number} {job.label}".strip()
         thin = {key: line.thinned(most) for key, line in lines.items() if line.steps}
-        found.append(JobReport(job, name, own, parts, thin, list(_lost(own))))
+        found.append(JobReport(job, name, own, parts, thin, list(attempts.lost(own))))
         problems += [f"job {job.number}: {one}" for one in job.missing]
     return Report(sweep, found, names, chosen, now, problems)
 
 
-def _metrics(jobs: Sequence[Job], chosen: Chosen) -> list[str]:
+def _metrics(jobs: Sequence[SweepJob], chosen: Chosen) -> list[str]:
     """The metrics to draw, those that most jobs have first."""
     counts = Counter(name for job in jobs for name in job.metrics)
     first = chosen.of_sweep(jobs).name
@@ -95,21 +95,7 @@ def _metrics(jobs: Sequence[Job], chosen: Chosen) -> list[str]:
     return names[:MAX_METRICS]
 
 
-def _lost(own: Sequence[Attempt]) -> Iterable[tuple[Attempt, int, float]]:
-    """The work between the last save and the end, of attempts that ended without a save."""
-    for attempt in own:
-        if attempt.ended is None or attempt.reason == "finished":
-            continue
-        kinds = {event["kind"] for event in attempt.events}
-        if "stop" in kinds or "finish" in kinds or attempt.end_step is None:
-            continue
-        saves = [one for one in attempt.events if one["kind"] in ("save", "start")]
-        if saves:
-            steps = attempt.end_step - int(saves[-1]["step"])
-            yield attempt, max(steps, 0), max(attempt.ended - float(saves[-1]["t"]), 0.0)
-
-
-def events(jobs: Iterable[JobReport], *kinds: str) -> list[tuple[JobReport, Attempt, Event]]:
+def events(jobs: Iterable[JobReport], *kinds: str) -> list[tuple[JobReport, AttemptRecord, Event]]:
     """All events of these kinds."""
     return [
         (job, attempt, event)
@@ -120,7 +106,7 @@ def events(jobs: Iterable[JobReport], *kinds: str) -> list[tuple[JobReport, Atte
     ]
 
 
-def overrides(job: Job) -> dict[str, Any]:
+def overrides(job: SweepJob) -> dict[str, Any]:
     """Key -> value of a job's overrides."""
     pairs = (one.lstrip("+~").partition("=") for one in job.overrides)
     return {key: value for key, _, value in pairs}

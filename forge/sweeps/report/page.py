@@ -10,7 +10,7 @@ from plotly.offline import get_plotlyjs
 
 from forge._version import __version__
 from forge.sweeps import status, times, words
-from forge.sweeps.job import Job
+from forge.sweeps.job import SweepJob
 from forge.sweeps.report.data import Report
 from forge.sweeps.report.figures import FIGURES
 from forge.sweeps.times import Part
@@ -53,6 +53,9 @@ def lines(report: Report) -> Iterator[str]:
     made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(report.made))
     common = html.escape(" ".join(report.sweep.common))
     yield f"<p>forge {__version__}, {made}{f': <code>{common}</code>' if common else ''}</p>"
+    if report.sweep.snapshot:
+        copy = html.escape(report.sweep.snapshot)
+        yield f"<p>The jobs run from a copy of the code: <code>{copy}</code></p>"
     yield from _facts(report)
     drawn = [(one, one.draw(report)) for one in FIGURES]
     links = [f'<a href="#{one.anchor}">{one.title}</a>' for one, figure in drawn if figure]
@@ -124,7 +127,7 @@ def _table(report: Report) -> Iterator[str]:
     yield "</tr></table></div>"
 
 
-def _attempts(job: Job) -> str:
+def _attempts(job: SweepJob) -> str:
     """How many there were, and why they ended, unless a single one says no more than the state."""
     return f"{job.attempts}: {words.reasons(job.ends)}" if job.attempts > 1 else str(job.attempts)
 

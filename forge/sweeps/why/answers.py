@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
+from forge.errors import Reason
 from forge.jobdir.job_state import State
 from forge.slurm import pending
 from forge.sweeps import words
 from forge.sweeps.why import ends
-from forge.sweeps.why.evidence import Answer, Evidence
+from forge.sweeps.why.causes import Cause
+from forge.sweeps.why.evidence import Evidence, Explanation
 
 _BUDGETS = {
     **dict.fromkeys(
@@ -26,12 +28,12 @@ _BUDGETS = {
 """Reason -> its count, its limit in the plan, and the key of the limit in the policy."""
 
 
-def of_job(known: Evidence) -> list[Answer]:
+def of_job(known: Evidence) -> list[Explanation]:
     """Why a job is in its state, the most important answer first."""
     job = known.job
     if job.state is State.finished:
         at = "" if job.step is None else f" at step {job.step}"
-        return [Answer("finished", f"The job has finished{at}.")]
+        return [Explanation(Cause.finished, f"The job has finished{at}.")]
     found = list(_hang(known))
     if job.is_cancelled or (job.state is State.stopping and known.files.cancel):
         found.append(_cancelled(known))
@@ -44,45 +46,47 @@ def of_job(known: Evidence) -> list[Answer]:
     if last is not None:
         found.append(ends.of_attempt(known, last))
         found += _budget(known, last.reason)
-    found += _saves(known)
+    is_said = last is not None and last.reason in (Reason.disk_full.name, Reason.io_error.name)
+    if job.state.is_active or not is_said:
+        found += _saves(known)
     if not found:
         found.append(_as_usual(known))
     return found
 
 
-def _hang(known: Evidence) -> Iterator[Answer]:
+def _hang(known: Evidence) -> Iterator[Explanation]:
     """A hang of the running attempt that was only logged."""
     if known.job.state.is_active and known.job.hang:
-        yield Answer(
-            "hung",
+        yield Explanation(
+            Cause.hung,
             known.job.hang,
             (f"stacks of all ranks: {known.directory}/hangs/*/summary.txt",),
             ("`resilience.hang.action=restart` restarts a job that hangs.",),
         )
 
 
-def _cancelled(known: Evidence) -> Answer:
+def _cancelled(known: Evidence) -> Explanation:
     job = known.job
     by = f" by {known.files.cancel['by']}" if known.files.cancel.get("by") else ""
     begun = "" if job.attempts else " before it had run"
     step = f" Its checkpoint is {job.checkpoint.path.name}." if job.checkpoint else ""
     what = "saves and stops: it was" if job.state is State.stopping else "was"
-    return Answer(
-        "cancelled",
+    return Explanation(
+        Cause.cancelled,
         f"The job {what} cancelled{by}{begun}.{step}",
         (f"{known.directory}/.forge/cancel.json",) if known.files.cancel else ("Slurm",),
         (f"`forge resume {job.number}` starts it again.",),
     )
 
 
-def _queued(known: Evidence) -> Iterator[Answer]:
+def _queued(known: Evidence) -> Iterator[Explanation]:
     job = known.job
     if job.waits_for:
         is_stuck = pending.is_stuck(job.waits_for)
         what = ", which does not end by itself" if is_stuck else ""
         release, cancel = f"`scontrol release {job.slurm_id}`", f"`forge cancel {job.number}`"
-        yield Answer(
-            "pending",
+        yield Explanation(
+            Cause.pending,
             f"Slurm has the job in its queue: {job.waits_for}{what}.",
             (f"squeue, job {job.slurm_id}",),
             (f"If it is held: {release}. Else {cancel}, and `forge resume` with other options.",)
@@ -90,23 +94,25 @@ def _queued(known: Evidence) -> Iterator[Answer]:
             else (),
         )
     elif job.slurm_id:
-        yield Answer("pending", f"The job waits in Slurm's queue as {job.slurm_id}.")
+        yield Explanation(Cause.pending, f"The job waits in Slurm's queue as {job.slurm_id}.")
     elif known.sweep.launcher is None:
-        yield Answer(
-            "not_started",
+        yield Explanation(
+            Cause.not_started,
             "The job was not started, and no launcher of this sweep runs on this machine.",
             (f"{known.sweep.path}/.forge/lock is not locked",),
             ("`forge resume` starts it.",),
         )
     else:
-        yield Answer("not_started", "The launcher starts the job when another job has ended.")
+        yield Explanation(
+            Cause.not_started, "The launcher starts the job when another job has ended."
+        )
 
 
-def _lost(known: Evidence) -> Answer:
+def _lost(known: Evidence) -> Explanation:
     recorded = known.files.state
     section = recorded.state.value if recorded is not None else "running"
-    return Answer(
-        "lost",
+    return Explanation(
+        Cause.lost,
         f"The job's processes have ended without recording why (state `{section}`): they were"
         " killed together with their launcher, or the machine went down.",
         (f"nothing holds {known.directory}/.forge/lock, and its last state is `{section}`",),
@@ -114,15 +120,15 @@ def _lost(known: Evidence) -> Answer:
     )
 
 
-def _budget(known: Evidence, reason: str) -> Iterator[Answer]:
+def _budget(known: Evidence, reason: str) -> Iterator[Explanation]:
     """The limit of the policy for which the job is not started again, if one was reached."""
     if not known.job.state.is_final or reason in ("finished", "cancelled", "interrupted"):
         return
     limits, counts = known.limits, known.counts
     most = limits.get("max_no_progress")
     if most and counts.get("no_progress", 0) >= most:
-        yield Answer(
-            "no_progress",
+        yield Explanation(
+            Cause.no_progress,
             f"The job is not started again: {counts['no_progress']} attempts in a row saved nothing"
             " new.",
             (f"`resilience.requeue.max_no_progress={most}`",),
@@ -134,49 +140,51 @@ def _budget(known: Evidence, reason: str) -> Iterator[Answer]:
     counter, limit, key = _BUDGETS.get(reason, ("", "", ""))
     most = limits.get(limit)
     if counter and most is not None and counts.get(counter, 0) >= most:
-        yield Answer(
-            "budget",
+        yield Explanation(
+            Cause.budget,
             f"The job is not started again: {words.count(counts[counter], 'restart')} for this"
             f" reason, and the limit is {most}.",
             (f"`resilience.{key}={most}`",),
             (f"Find out why it ends; then `forge resume`, or raise `resilience.{key}`.",),
         )
     if counter and limits.get("enabled") is False:
-        yield Answer(
-            "requeue_disabled",
+        yield Explanation(
+            Cause.requeue_disabled,
             f"The job is not started again: {limits.get('why_not')}.",
             (),
             ("Set `resilience.requeue.enabled=true`.",),
         )
 
 
-def _saves(known: Evidence) -> Iterator[Answer]:
+def _saves(known: Evidence) -> Iterator[Explanation]:
     """Why the running attempt, or the last one, saved nothing."""
     job = known.job
     if known.files.ledger.problem is not None:
         error = known.files.ledger.problem
-        yield Answer(
-            "save_failed",
+        yield Explanation(
+            Cause.save_failed,
             f"The last save, at step {error.get('step')}, failed: {error.get('error')}.",
             (".forge/ledger: an event `save_failed`",),
             ("The next save tries again; after five failures in a row the job ends.",),
         )
+        return
     if not job.state.is_active or job.is_command or job.checkpoint is not None:
         return
     if job.state is State.starting:
         took = "" if job.since is None else f" {words.ago(time.time() - job.since)} ago"
-        yield Answer(
-            "starting", f"The job's process was started{took}, and has not begun its first step."
+        yield Explanation(
+            Cause.starting,
+            f"The job's process was started{took}, and has not begun its first step.",
         )
     elif known.files.ledger.number:
-        yield Answer(
-            "nothing_saved_yet",
+        yield Explanation(
+            Cause.nothing_saved_yet,
             "No checkpoint is saved yet: the first is due after `resilience.checkpoint.every_s` or"
             " `every_steps`.",
         )
 
 
-def _as_usual(known: Evidence) -> Answer:
+def _as_usual(known: Evidence) -> Explanation:
     job = known.job
     at = "" if job.step is None else f" at step {job.step}"
-    return Answer("running", f"Nothing is wrong: the job is {job.state.value}{at}.")
+    return Explanation(Cause.running, f"Nothing is wrong: the job is {job.state.value}{at}.")

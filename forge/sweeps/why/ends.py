@@ -8,29 +8,36 @@ from collections.abc import Callable
 from forge.errors import Reason
 from forge.jobdir import code
 from forge.sweeps import output, words
-from forge.sweeps.attempts import Attempt
-from forge.sweeps.why.evidence import Answer, Evidence
+from forge.sweeps.attempts import AttemptRecord
+from forge.sweeps.why.causes import Cause
+from forge.sweeps.why.evidence import Evidence, Explanation
 
 _SHOWN = 5
 
 
-def of_attempt(known: Evidence, attempt: Attempt) -> Answer:
+def of_attempt(known: Evidence, attempt: AttemptRecord) -> Explanation:
     """Why an attempt ended."""
     rule = _RULES.get(attempt.reason)
     answer = None if rule is None else rule(known, attempt)
     if answer is not None:
         return answer
     text = attempt.text or words.reason(attempt.reason) or "nothing recorded why it ended"
-    return Answer(attempt.reason or "unknown", f"The attempt ended: {text}.", (_ended(attempt),))
+    return Explanation(Cause.unknown, f"The attempt ended: {text}.", (_ended(attempt),))
 
 
-def _ended(attempt: Attempt) -> str:
+def _ended(attempt: AttemptRecord) -> str:
     """The line of the job's ledger about the end of an attempt."""
     code = "" if attempt.code is None else f", code {attempt.code}"
     return f".forge/ledger/job.jsonl: attempt {attempt.number} ended, {attempt.reason}{code}"
 
 
-def _repeats(attempt: Attempt) -> str:
+def _messages(known: Evidence) -> tuple[str, ...]:
+    """The error with which forge ended the job, and the file that has all of it."""
+    file = f"the message: {known.output_file()}"
+    return tuple(filter(None, (output.last_error(known.output), file)))
+
+
+def _repeats(attempt: AttemptRecord) -> str:
     """How much the next attempt repeats."""
     if attempt.end_step is None:
         return "no step had begun"
@@ -44,12 +51,12 @@ def _repeats(attempt: Attempt) -> str:
 # -- the user's code -----------------------------------------------------------------------------
 
 
-def _failed(known: Evidence, attempt: Attempt) -> Answer:
+def _failed(known: Evidence, attempt: AttemptRecord) -> Explanation:
     frame = str(known.files.verdict.get("frame") or output.last_frame(known.output))
     if not frame and attempt.code is not None:
-        return Answer(
-            "exit_code",
-            f"Your program ended with exit code {attempt.code}, without an exception of main.",
+        return Explanation(
+            Cause.exit_code,
+            f"Your program ended without an exception of main: {attempt.text}.",
             (_ended(attempt), f"its output: {known.output_file()}"),
             (
                 "If this exit code means that another start can help, name it in"
@@ -57,8 +64,8 @@ def _failed(known: Evidence, attempt: Attempt) -> Answer:
             ),
         )
     at = f", at {frame}" if frame else ""
-    return Answer(
-        "exception",
+    return Explanation(
+        Cause.exception,
         f"Your code raised an exception{at}: {attempt.text}.",
         (_ended(attempt), f"traceback: {known.output_file()}"),
         (
@@ -68,12 +75,12 @@ def _failed(known: Evidence, attempt: Attempt) -> Answer:
     )
 
 
-def _code_changed(known: Evidence, attempt: Attempt) -> Answer:
+def _code_changed(known: Evidence, attempt: AttemptRecord) -> Explanation:
     files = code.changed_files(known.files.plan.get("code") or {})
     cwd = os.path.join(str(known.files.plan.get("cwd") or ""), "")
     shown = ", ".join(one.removeprefix(cwd) for one in files[:_SHOWN]) or "undone by now"
-    return Answer(
-        "code_changed",
+    return Explanation(
+        Cause.code_changed,
         f"The job failed, and its code has changed since it was submitted: {shown}.",
         (_ended(attempt), attempt.text),
         (
@@ -86,21 +93,21 @@ def _code_changed(known: Evidence, attempt: Attempt) -> Answer:
 # -- memory, disk, kills ---------------------------------------------------------------------------
 
 
-def _out_of_memory(known: Evidence, attempt: Attempt) -> Answer:
+def _out_of_memory(known: Evidence, attempt: AttemptRecord) -> Explanation:
     slurm = known.files.plan.get("slurm") is not None
     more = "`forge resume hydra.launcher.mem_gb=…`" if slurm else "a smaller batch, fewer workers"
-    return Answer(
-        "out_of_memory",
+    return Explanation(
+        Cause.out_of_memory,
         f"The kernel killed the job for lack of memory; {_repeats(attempt)}.",
         (_ended(attempt), attempt.text),
         (f"Give the job more memory ({more}), or let it need less.",),
     )
 
 
-def _disk_full(known: Evidence, attempt: Attempt) -> Answer:
+def _disk_full(known: Evidence, attempt: AttemptRecord) -> Explanation:
     failed = [str(one.get("error")) for one in known.events("save_failed", attempt=attempt)]
-    return Answer(
-        "disk_full",
+    return Explanation(
+        Cause.disk_full,
         "A checkpoint could not be written, since the disk or the quota is full.",
         (_ended(attempt), *failed[-1:]),
         (
@@ -110,21 +117,22 @@ def _disk_full(known: Evidence, attempt: Attempt) -> Answer:
     )
 
 
-def _io_error(known: Evidence, attempt: Attempt) -> Answer:
-    return Answer(
-        "checkpoints",
-        f"The checkpoints cannot be written or read: {attempt.text}.",
-        (_ended(attempt),),
+def _io_error(known: Evidence, attempt: AttemptRecord) -> Explanation:
+    return Explanation(
+        Cause.checkpoints,
+        "The checkpoints cannot be written or read.",
+        (_ended(attempt), *_messages(known)),
         (f"`forge verify {known.directory}` checks all of them.",),
     )
 
 
-def _crashed(known: Evidence, attempt: Attempt) -> Answer:
+def _crashed(known: Evidence, attempt: AttemptRecord) -> Explanation:
     section = _section(known, attempt)
     doing = f" while it was in `{section}`" if section else ""
-    return Answer(
-        "killed",
-        f"The job's process was {attempt.text}{doing}; {_repeats(attempt)}.",
+    rank = f" (rank {known.job.rank})" if known.job.rank else ""
+    return Explanation(
+        Cause.killed,
+        f"The job's process{rank} was {attempt.text}{doing}; {_repeats(attempt)}.",
         (_ended(attempt), f"its output: {known.output_file()}"),
         (
             "If no person killed it, look for a crash of a library in the output. If memory ran out"
@@ -136,13 +144,13 @@ def _crashed(known: Evidence, attempt: Attempt) -> Answer:
 # -- stops -------------------------------------------------------------------------------------
 
 
-def _section(known: Evidence, attempt: Attempt) -> str:
+def _section(known: Evidence, attempt: AttemptRecord) -> str:
     """The section in which the task ended, by its last heartbeat; empty if it is unknown."""
     ends = list(known.events("end", attempt=attempt))
     return str(ends[-1].get("section") or "") if ends else ""
 
 
-def _forced(known: Evidence, attempt: Attempt) -> Answer:
+def _forced(known: Evidence, attempt: AttemptRecord) -> Explanation:
     timeout_s = known.files.plan.get("timeout_s") or 0
     section = _section(known, attempt)
     if section == "save":
@@ -159,8 +167,8 @@ def _forced(known: Evidence, attempt: Attempt) -> Answer:
         "evaluation": "the evaluation did not return",
         "collective": "it waited for other ranks",
     }.get(section, "no step boundary was reached")
-    return Answer(
-        "stopped_late",
+    return Explanation(
+        Cause.stopped_late,
         f"The job was asked to stop, and had not exited {timeout_s:g} s later: {where};"
         f" {_repeats(attempt)}.",
         (_ended(attempt), f"stacks of its threads: {known.output_file()}"),
@@ -168,12 +176,12 @@ def _forced(known: Evidence, attempt: Attempt) -> Answer:
     )
 
 
-def _save_too_long(known: Evidence, attempt: Attempt) -> Answer:
+def _save_too_long(known: Evidence, attempt: AttemptRecord) -> Explanation:
     took = [float(one["seconds"]) for one in known.events("save") if "seconds" in one]
     longest = f" (the longest save so far took {max(took):.1f} s)" if took else ""
     warning_s = known.files.plan.get("warning_s") or 0.0
-    return Answer(
-        "save_too_long",
+    return Explanation(
+        Cause.save_too_long,
         f"The job was killed while it saved{longest}: the warning of {warning_s:g} s before the end"
         f" is too short; {_repeats(attempt)}.",
         (_ended(attempt),),
@@ -185,36 +193,47 @@ def _enough(took: list[float], warning_s: float) -> float:
     return max(2 * max(took, default=0.0) + 30, 2 * warning_s)
 
 
-def _time_limit(known: Evidence, attempt: Attempt) -> Answer:
+def _time_limit(known: Evidence, attempt: AttemptRecord) -> Explanation:
     limit_s = known.files.plan.get("time_limit_s")
     limit = f" of {words.clock(limit_s)}" if limit_s else ""
     stops = list(known.events("stop", attempt=attempt))
     if stops:
         saved = f"saved at step {stops[-1].get('step')}"
-        return Answer(
-            "time_limit", f"The time limit{limit} was near; the job {saved}.", (_ended(attempt),)
+        return Explanation(
+            Cause.time_limit,
+            f"The time limit{limit} was near; the job {saved}.",
+            (_ended(attempt),),
         )
     if _section(known, attempt) == "save":
         return _save_too_long(known, attempt)
     is_run = any(known.events("run", attempt=attempt))
     if not is_run and not known.job.is_command:
-        return Answer(
-            "no_run",
+        return Explanation(
+            Cause.no_run,
             f"The time limit{limit} came, and the job has no `forge.Run` that could have saved.",
             (_ended(attempt),),
             ("Use `forge.Run` in main (docs/how-to/convert-a-loop.md), or raise the time limit.",),
         )
-    if known.job.is_command:
-        return Answer(
-            "time_limit",
+    if known.job.is_command and (attempt.code or 0) >= 0:
+        return Explanation(
+            Cause.time_limit,
             f"The time limit{limit} came; the command was asked to save and exit.",
             (_ended(attempt), attempt.text),
         )
-    return Answer(
-        "signal_missed",
-        f"The time limit{limit} came, and the training did not save before it: the signal"
-        f" {known.files.plan.get('signal', '')} did not reach it, or its step took longer than the"
-        f" warning of {known.files.plan.get('warning_s', 0):g} s; {_repeats(attempt)}.",
+    plan = known.files.plan
+    if known.job.is_command:
+        text = (
+            f"and the command had not exited {plan.get('timeout_s') or 0:g} s after"
+            f" SIG{plan.get('signal', '')}"
+        )
+    else:
+        text = (
+            f"and the training did not save before it: the signal {plan.get('signal', '')} did not"
+            f" reach it, or its step took longer than the warning of {plan.get('warning_s', 0):g} s"
+        )
+    return Explanation(
+        Cause.signal_missed,
+        f"The time limit{limit} came, {text}; {_repeats(attempt)}.",
         (_ended(attempt), f"its output: {known.output_file()}"),
         (
             "A container, a shell or torchrun above the training can swallow signals: start it with"
@@ -224,7 +243,7 @@ def _time_limit(known: Evidence, attempt: Attempt) -> Answer:
     )
 
 
-def _by_cluster(known: Evidence, attempt: Attempt) -> Answer:
+def _by_cluster(known: Evidence, attempt: AttemptRecord) -> Explanation:
     stops = list(known.events("stop", attempt=attempt))
     saved = f"it saved at step {stops[-1].get('step')}" if stops else _repeats(attempt)
     text = {
@@ -234,10 +253,12 @@ def _by_cluster(known: Evidence, attempt: Attempt) -> Answer:
         "signalled": "Somebody sent SIGTERM to the job",
     }[attempt.reason]
     node = f" on {attempt.node}" if attempt.node else ""
-    return Answer(attempt.reason, f"{text}{node}; {saved}.", (_ended(attempt), attempt.text))
+    return Explanation(
+        Cause[attempt.reason], f"{text}{node}; {saved}.", (_ended(attempt), attempt.text)
+    )
 
 
-def _by_a_person(known: Evidence, attempt: Attempt) -> Answer:
+def _by_a_person(known: Evidence, attempt: AttemptRecord) -> Explanation:
     text = {
         "cancelled": "The job was cancelled or terminated",
         "interrupted": "The job was stopped by Ctrl+C",
@@ -246,20 +267,24 @@ def _by_a_person(known: Evidence, attempt: Attempt) -> Answer:
     what = "`forge resume` continues it" + (
         ", if it is named." if attempt.reason == "cancelled" else "."
     )
-    return Answer(attempt.reason, f"{text}; {_repeats(attempt)}.", (_ended(attempt),), (what,))
+    return Explanation(
+        Cause[attempt.reason], f"{text}; {_repeats(attempt)}.", (_ended(attempt),), (what,)
+    )
 
 
 # -- hangs, ranks, nodes, numbers -----------------------------------------------------------------
 
 
-def _hung(known: Evidence, attempt: Attempt) -> Answer:
+def _hung(known: Evidence, attempt: AttemptRecord) -> Explanation:
     hangs = list(known.events("hang", attempt=attempt))
     if not hangs:
-        return Answer("hung", f"The job made no progress: {attempt.text}.", (_ended(attempt),))
+        return Explanation(
+            Cause.hung, f"The job made no progress: {attempt.text}.", (_ended(attempt),)
+        )
     last = hangs[-1]
     line = f", at {last['line']}" if last.get("line") else ""
-    return Answer(
-        "hung",
+    return Explanation(
+        Cause.hung,
         f"Rank {last.get('rank')} made no progress in `{last.get('section')}` at step"
         f" {last.get('step')} for {float(last.get('waited_s') or 0):.0f} s{line}"
         f" ({last.get('because')}).",
@@ -271,28 +296,30 @@ def _hung(known: Evidence, attempt: Attempt) -> Answer:
     )
 
 
-def _rank_lost(known: Evidence, attempt: Attempt) -> Answer:
-    return Answer(
-        "rank_lost",
+def _rank_lost(known: Evidence, attempt: AttemptRecord) -> Explanation:
+    return Explanation(
+        Cause.rank_lost,
         f"A rank of the job died, and the other ranks ended: {attempt.text}; {_repeats(attempt)}.",
         (_ended(attempt), f"the outputs of all ranks: {known.directory}/output.log*"),
     )
 
 
-def _unhealthy(known: Evidence, attempt: Attempt) -> Answer:
-    return Answer(
-        "unhealthy",
+def _unhealthy(known: Evidence, attempt: AttemptRecord) -> Explanation:
+    return Explanation(
+        Cause.unhealthy,
         f"A health check failed: {attempt.text}.",
         (_ended(attempt),),
         ("`srun -w NODE forge doctor` repeats the checks on a node.",),
     )
 
 
-def _halted(known: Evidence, attempt: Attempt) -> Answer:
+def _halted(known: Evidence, attempt: AttemptRecord) -> Explanation:
+    if any(known.events("health", attempt=attempt)):
+        return _unhealthy(known, attempt)
     halts = list(known.events("halt", attempt=attempt))
     text = str(halts[-1].get("text")) if halts else attempt.text
-    return Answer(
-        "halted",
+    return Explanation(
+        Cause.halted,
         f"The policy halted the job: {text}.",
         (_ended(attempt),),
         (
@@ -302,34 +329,34 @@ def _halted(known: Evidence, attempt: Attempt) -> Answer:
     )
 
 
-def _bad_config(known: Evidence, attempt: Attempt) -> Answer:
-    return Answer(
-        "config",
-        "The job could not start: its config, its code or the objects of forge.Run do not fit.",
-        (_ended(attempt), f"the message: {known.output_file()}"),
+def _bad_config(known: Evidence, attempt: AttemptRecord) -> Explanation:
+    return Explanation(
+        Cause.config,
+        "The config of the job, its code or the objects of forge.Run do not fit.",
+        (_ended(attempt), *_messages(known)),
         (f"`forge logs {known.job.number}` prints the message, which says what to do.",),
     )
 
 
-def _in_use(known: Evidence, attempt: Attempt) -> Answer:
-    return Answer(
-        "directory_in_use",
-        f"Another process uses the job's directory: {attempt.text}.",
-        (_ended(attempt), f"the message: {known.output_file()}"),
+def _in_use(known: Evidence, attempt: AttemptRecord) -> Explanation:
+    return Explanation(
+        Cause.directory_in_use,
+        "Another process uses the job's directory.",
+        (_ended(attempt), *_messages(known)),
         ("Wait for it, or stop it; its pid and host are in the message.",),
     )
 
 
-def _unanswered(known: Evidence, attempt: Attempt) -> Answer:
-    return Answer(
-        "not_requeued",
+def _unanswered(known: Evidence, attempt: AttemptRecord) -> Explanation:
+    return Explanation(
+        Cause.not_requeued,
         f"Slurm did not requeue the job: {attempt.text}.",
         (_ended(attempt),),
         ("`forge resume` submits it again.",),
     )
 
 
-_RULES: dict[str, Callable[[Evidence, Attempt], Answer | None]] = {
+_RULES: dict[str, Callable[[Evidence, AttemptRecord], Explanation | None]] = {
     Reason.failed.name: _failed,
     Reason.code_changed.name: _code_changed,
     Reason.out_of_memory.name: _out_of_memory,

@@ -10,18 +10,18 @@ from typing import Any
 
 from forge.jobdir.jsonl import Event
 from forge.sweeps import attempts, output, reader
-from forge.sweeps.attempts import Attempt
-from forge.sweeps.job import Job
+from forge.sweeps.attempts import AttemptRecord
+from forge.sweeps.job import SweepJob
 from forge.sweeps.reader import Files
 from forge.sweeps.sweep import Sweep
+from forge.sweeps.why.causes import Cause
 
 
 @dataclass(frozen=True)
-class Answer:
+class Explanation:
     """A cause."""
 
-    cause: str
-    """A word for programs, such as `exception`; docs/how-to/watch-a-sweep.md lists all of them."""
+    cause: Cause
     text: str
     """A sentence that says what happened."""
     evidence: tuple[str, ...] = ()
@@ -38,7 +38,7 @@ class Evidence:
         job: The job.
     """
 
-    def __init__(self, sweep: Sweep, job: Job) -> None:
+    def __init__(self, sweep: Sweep, job: SweepJob) -> None:
         self.sweep = sweep
         self.job = job
 
@@ -53,12 +53,12 @@ class Evidence:
         return reader.files_of(self.job.directory)
 
     @functools.cached_property
-    def attempts(self) -> list[Attempt]:
+    def attempts(self) -> list[AttemptRecord]:
         """All attempts, the oldest first."""
         return attempts.read(self.job.directory)
 
     @property
-    def last_ended(self) -> Attempt | None:
+    def last_ended(self) -> AttemptRecord | None:
         """The last attempt whose end is recorded."""
         return next((one for one in reversed(self.attempts) if one.ended is not None), None)
 
@@ -81,7 +81,7 @@ class Evidence:
         """The file with that output."""
         return str(output.path_of(self.job.directory, self.job.rank))
 
-    def events(self, *kinds: str, attempt: Attempt | None = None) -> Iterator[Event]:
+    def events(self, *kinds: str, attempt: AttemptRecord | None = None) -> Iterator[Event]:
         """The events of these kinds, of one attempt or of all."""
         for one in [attempt] if attempt is not None else self.attempts:
             yield from (event for event in one.events if event["kind"] in kinds)

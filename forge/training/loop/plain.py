@@ -8,6 +8,7 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
+from forge import messages
 from forge.config.schema import NanConfig
 from forge.data.position import Position
 from forge.errors import ForgeError
@@ -162,6 +163,13 @@ class PlainLoops:
 
     def log(self, values: dict[str, Any]) -> None:
         """See `Run.log`; there is no ledger."""
+
+    def log_to(self, loggers: Iterable[Any]) -> None:
+        """See `Run.log_to`; there is no ledger."""
+        messages.warn(
+            "run.log_to: the loggers get nothing, since `resilience.enabled=false` switches off"
+            " what `run.log` records"
+        )
 
     def save(self, *, pin: bool) -> None:
         """See `Run.save`; nothing is saved."""

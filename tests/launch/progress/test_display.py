@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import io
+import json
 import os
 import pty
 import re
@@ -11,21 +12,25 @@ import struct
 import subprocess
 import sys
 import termios
+import time
 from pathlib import Path
 
 import pytest
 
-from forge.launch.progress import display, table
+from forge.jobdir.job_state import State
+from forge.launch.progress import display
 from forge.launch.progress.display import Display
-from forge.launch.progress.view import JobView, State
+from forge.sweeps import status
+from forge.sweeps.job import Metric, SweepJob
 
 
 def job(number, state=State.running, **facts):
     facts = {
-        "overrides": f"lr=0.001 seed={number}",
+        "label": f"lr=0.001 seed={number}",
         "directory": Path("multirun", str(number)),
+        "attempts": facts.pop("restarts", 0) + 1,
     } | facts
-    return JobView(number=number, state=state, **facts)
+    return SweepJob(number=number, overrides=(), state=state, **facts)
 
 
 def half_done(number, **facts):
@@ -87,12 +92,17 @@ def terminal(monkeypatch):
             os.close(one.reader)
 
 
+OUT_OF_MEMORY = "exit code 1: CUDA out of memory"
+
+
 def jobs():
     return [
         job(0, State.finished, step=1000, steps=1000),
-        half_done(1, restarts=2, remark="the node's GPU fell off the bus"),
-        job(2, State.failed, step=10, steps=1000, remark="exit code 1: CUDA out of memory"),
-        half_done(3, overrides="model=" + "x" * 300 + " seed=漢字"),
+        half_done(1, restarts=2, because="the node's GPU fell off the bus"),
+        job(
+            2, State.failed, step=10, steps=1000, because=OUT_OF_MEMORY, frame="train.py:23 in main"
+        ),
+        half_done(3, label="model=" + "x" * 300 + " seed=漢字"),
         job(4, State.queued),
     ]
 
@@ -109,7 +119,8 @@ def test_a_terminal_shows_a_row_a_job_and_a_summary(terminal):
         shown.update(jobs())
     screen = at.screen()
     header = max(i for i, line in enumerate(screen) if re.match("job +state", line))
-    rows = screen[header + 1 : header + 6]
+    rows = [line for line in screen[header + 1 :] if re.match(r" *\d +(runn|fail|queu|fini)", line)]
+    notes = [line.strip() for line in screen[header + 1 :] if line.startswith("     ")]
     assert [row.split()[:2] for row in rows] == [
         ["0", "finished"],
         ["1", "running"],
@@ -117,10 +128,11 @@ def test_a_terminal_shows_a_row_a_job_and_a_summary(terminal):
         ["3", "running"],
         ["4", "queued"],
     ]
-    assert " 500/1000 " in rows[1]
-    assert re.search("4.1/s +0:02:02  the node", rows[1])
-    assert "CUDA out of memory" in rows[2]
-    assert screen[header + 6] == "1 of 5 finished, 1 failed · 2 running · 1 queued · 0:00:00"
+    assert re.search(r" 500 \(50%\) +4.1/s +0:02:02 ", rows[1])
+    assert "the node's GPU fell off the bus" in notes
+    assert "exit code 1: CUDA out of memory, at train.py:23 in main" in notes
+    assert "log: multirun/2/output.log" in notes
+    assert screen[-2].startswith("1 of 5 finished, 1 failed · 2 running · 1 queued · 2 restarts")
     assert any(line.startswith("job 2: failed at step 10 of 1000 (1%): exit") for line in screen)
 
 
@@ -144,7 +156,7 @@ def test_overrides_cannot_command_the_terminal_nor_rich(terminal):
     at = terminal(120)
     evil = "a=[red]x[/red] b=\x1b]0;owned\x07\x1b[2J\r\n c=\u202e"
     with Display(at.stream) as shown:
-        shown.update([job(0, State.failed, overrides=evil, remark="\x1b[31mbad\x07")])
+        shown.update([job(0, State.failed, label=evil, because="\x1b[31mbad\x07")])
         shown.say("[bold]said[/bold] \x1b[2J", "bold red")
     raw = at.raw()
     assert "\x1b]0" not in raw
@@ -160,12 +172,12 @@ def test_more_jobs_than_lines_shows_those_that_something_happens_to(terminal):
     at = terminal(80, 12)
     views = [job(i, State.queued if i > 40 else State.finished) for i in range(60)]
     views[38], views[39] = half_done(38), half_done(39)
-    views[7] = job(7, State.failed, remark="exit code 1")
+    views[7] = job(7, State.failed, because="exit code 1")
     with Display(at.stream) as shown:
         shown.update(views)
     screen = [line for line in at.screen() if line]
     assert len(screen) <= 12
-    assert "job 7: failed: exit code 1 (multirun/7)" in screen
+    assert "job 7: failed: exit code 1 (multirun/7/output.log)" in screen
     assert [line.split()[0] for line in screen if re.match(r" +\d+ ", line)] == ["38", "39"]
     assert "… 58 more" in screen
     assert screen[-1].startswith("38 of 60 finished, 1 failed · 2 running · 19 queued")
@@ -173,14 +185,70 @@ def test_more_jobs_than_lines_shows_those_that_something_happens_to(terminal):
 
 def test_a_thousand_jobs_render_only_what_is_seen(terminal, monkeypatch):
     """Drawing must not take the launcher's time."""
-    at, num_rows, draw = terminal(80, 24), [], table.per_second
-    monkeypatch.setattr(table, "per_second", lambda *a: num_rows.append(1) or draw(*a))
+    at, num_rows, draw = terminal(80, 24), [], status.cells
+    monkeypatch.setattr(status, "cells", lambda *a: num_rows.append(1) or draw(*a))
     views = [half_done(i) if i % 2 else job(i, State.queued) for i in range(1000)]
     with Display(at.stream) as shown:
         for _ in range(50):
             shown.update(views)
         assert 0 < len(num_rows) <= 24
         at.raw()
+
+
+def test_the_title_has_what_all_jobs_have_in_common(terminal):
+    """A row has room for what differs."""
+    at = terminal(100)
+    title = display.title(Path("multirun/x"), [("lr=0.1", "seed=1"), ("lr=0.1", "seed=2")])
+    with Display(at.stream, title=title) as shown:
+        shown.update([half_done(0)])
+    assert at.screen()[0] == "sweep multirun/x  (lr=0.1)"
+
+
+def test_a_job_that_starts_shows_for_how_long(terminal):
+    """An import of a minute looks like a hang."""
+    at = terminal(100)
+    with Display(at.stream) as shown:
+        shown.update([job(0, State.starting, since=time.time() - 12.2)])
+    assert any(" 0  starting 12 s " in f" {line} " for line in at.screen())
+
+
+def test_the_last_value_of_a_metric_is_in_the_table(terminal):
+    """Whether a job still learns is the first question."""
+    at = terminal(100)
+    values = {"loss": Metric(0.52, 500, 0.5, 480, 2.0, 1)}
+    with Display(at.stream) as shown:
+        shown.update([half_done(0, metrics=values)])
+    header, row = (line.split() for line in at.screen()[:2])
+    assert dict(zip(header, row[:3] + row[4:], strict=False))["loss"] == "0.52"
+    assert "best" in header
+
+
+def test_the_last_summary_has_the_totals_of_the_sweep(tmp_path):
+    """What did the interruptions cost?"""
+    directory = tmp_path / "0"
+    ledger = directory / ".forge" / "ledger"
+    ledger.mkdir(parents=True)
+    events = [
+        ("attempt", 100, {}),
+        ("end", 160, {"reason": "preempted"}),
+        ("attempt", 170, {}),
+        ("end", 200, {"reason": "finished"}),
+    ]
+    lines = [json.dumps({"kind": kind, "t": t, **more}) for kind, t, more in events]
+    (ledger / "job.jsonl").write_text("\n".join(lines) + "\n")
+    run = [
+        {"kind": "run", "t": 101, "checkpoints": "checkpoints"},
+        {"kind": "start", "t": 102, "step": 0},
+        {"kind": "save", "t": 130, "step": 20},
+        {"kind": "metrics", "t": 150, "step": 35, "values": {}},
+        {"kind": "rollback", "t": 151, "step": 35},
+    ]
+    (ledger / "attempt_0001.jsonl").write_text("\n".join(map(json.dumps, run)) + "\n")
+    stream = io.StringIO()
+    with Display(stream) as shown:
+        shown.update([job(0, State.finished, directory=directory, restarts=1)])
+    last = without_time(stream.getvalue().splitlines()[-1])
+    assert last == "1 of 1 finished · 1 restart · 15 steps repeated (0:00:30) · 0:00:00"
 
 
 def test_prints_appear_above_the_table(terminal, monkeypatch):
@@ -279,10 +347,10 @@ def test_plain_lines_tell_each_change_once():
         for _ in range(3):
             shown.update([job(0, State.starting), job(1, State.queued)])
         shown.update([half_done(0), job(1, State.starting)])
-        shown.update([job(0, State.queued, restarts=1, remark="exit code 69\x1b[2J")])
+        shown.update([job(0, State.queued, restarts=1, because="exit code 69\x1b[2J")])
         shown.update([half_done(0, restarts=1)])
         shown.update(
-            [job(0, State.finished, step=1000, steps=1000), job(1, State.failed, remark="exit 1")]
+            [job(0, State.finished, step=1000, steps=1000), job(1, State.failed, because="exit 1")]
         )
         shown.update([job(0, State.finished), job(1, State.failed), job(2, State.finished)])
         shown.say("the end", "bold")
@@ -293,7 +361,7 @@ def test_plain_lines_tell_each_change_once():
         "job 1: started lr=0.001 seed=1",
         r"job 0: restart 1: exit code 69\x1b[2J",
         "job 0: finished at step 1000 of 1000 (100%)",
-        "job 1: failed: exit 1 (multirun/1)",
+        "job 1: failed: exit 1 (multirun/1/output.log)",
         "the end",
     ]
     assert last == "2 of 3 finished, 1 failed · 0:00:00"

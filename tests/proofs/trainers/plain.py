@@ -40,9 +40,9 @@ class PlainRun:
 
 
 def open_run(accelerator):
-    """forge's Run, or its stand-in."""
+    """forge's AcceleratedRun, or its stand-in."""
     if IS_PLAIN:
         return PlainRun()
-    from forge.integrations.accelerate import Run
+    from forge.integrations.accelerate import AcceleratedRun
 
-    return Run(FORGE["policy"], accelerator)
+    return AcceleratedRun(FORGE["policy"], accelerator)

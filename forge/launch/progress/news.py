@@ -1,0 +1,32 @@
+"""The line about a change of a job, for logs and above the table."""
+
+from __future__ import annotations
+
+from forge.jobdir.job_state import State
+from forge.messages import escape
+from forge.sweeps import output, status
+from forge.sweeps.job import SweepJob
+
+
+def news(job: SweepJob, last: SweepJob | None) -> str:
+    """The changes since `last`; empty if there are none."""
+    was = State.queued if last is None else last.state
+    problem = status.problem_of(job)
+    remark = f": {problem}" if problem else ""
+    if job.state is not was and job.state.is_final:
+        if last is None and job.state is State.finished:
+            return ""  # it was finished before this sweep resumed
+        log = f" ({escape(str(output.path_of(job.directory, job.rank)))})"
+        return f"{job.state.value}{_at(job)}{remark}{log if job.state is State.failed else ''}"
+    if last is not None and job.restarts > last.restarts:
+        return f"restart {job.restarts}{_at(job, 'after')}{remark}"
+    if job.hang and (last is None or job.hang != last.hang):
+        return escape(f"{job.hang} ({job.directory})")
+    is_start = was is State.queued and job.state.is_active and (last is None or not job.restarts)
+    return f"started {escape(job.label)}" if is_start else ""
+
+
+def _at(job: SweepJob, word: str = "at") -> str:
+    """The progress as ` at step 3 of 10 (30%)`; empty before training began."""
+    share = f" of {job.steps} ({(job.step or 0) / job.steps:.0%})" if job.steps else ""
+    return "" if job.step is None else f" {word} step {job.step}{share}"

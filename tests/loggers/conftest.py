@@ -1,0 +1,1 @@
+from forked import make_job  # noqa: F401 - a fixture
