@@ -33,7 +33,7 @@ class Known(Evidence):
         super().__init__(sweep, job)
         self.attempts = [attempt]
         self.output = said
-        self.files = replace(self.files, plan=plan)
+        self.files = replace(self.files, plan=plan, verdict={})
 
 
 @pytest.fixture
