@@ -51,7 +51,7 @@ class SweepJob:
     because: str = ""
     """The same for people, with details."""
     frame: str = ""
-    """Where the exception that ended the job was raised: `train.py:23 in main`; can be empty."""
+    """File, line and function of the exception that ended the job; can be empty."""
     code: int | None = None
     """Exit code of the last attempt, or minus the signal that killed it; None if unknown."""
     rank: int = 0
@@ -69,7 +69,7 @@ class SweepJob:
     save_every_s: float | None = None
     """Seconds between two periodic saves; None: none are saved by time, or it is not known."""
     saves: str = ""
-    """The same for people; with `checkpoint.every_s: auto`, why. Empty if it is not known."""
+    """The same for people, with the reason if forge computed it; empty if it is not known."""
     metrics: dict[str, Metric] = field(default_factory=dict)
     """Name -> values logged so far."""
     rate: float | None = None
