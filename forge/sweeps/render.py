@@ -31,8 +31,7 @@ def lines(table: Table, width: int | None) -> list[Line]:
     found = [*wrapped(table.title, width, "bold"), *wrapped(table.summary, width)]
     if table.rows:
         found += [Line(""), *rows(table.rows, width)]
-    if table.left_out:
-        found.append(Line(table.left_out, "dim"))
+    found += [Line(text, "dim") for text in table.remarks]
     if table.next and width is not None:
         longest = max(len(command) for command, _ in table.next)
         found.append(Line(""))

@@ -53,8 +53,8 @@ class Table:
     title: str
     summary: str
     rows: list[JobRow]
-    left_out: str = ""
-    """How many jobs the table does not show, and how to see them; empty if it shows all."""
+    remarks: list[str] = field(default_factory=list)
+    """Below the rows: how many jobs are not shown, and which files could not be read."""
     next: list[tuple[str, str]] = field(default_factory=list)
     """(command, what it is for)."""
 
@@ -83,16 +83,16 @@ def table(
     now = time.time() if now is None else now
     metric = metric.of_sweep(jobs)
     shown = list(jobs)
-    left_out = ""
+    remarks = list(map(escape, sweep.missing))
     if not is_chosen and len(shown) > MOST:
         shown = [job for job in shown if job.needs_attention][:MOST]
         rest = len(jobs) - len(shown)
-        left_out = f"… and {rest} more; `forge status --all` shows all jobs"
+        remarks.insert(0, f"… and {rest} more; `forge status --all` shows all jobs")
     is_single = sweep.is_single
     rows = [
         JobRow(job, cells(job, metric, now), notes(job, now, is_single=is_single)) for job in shown
     ]
-    return Table(title(sweep), summary(sweep, now), rows, left_out, following(sweep))
+    return Table(title(sweep), summary(sweep, now), rows, remarks, following(sweep))
 
 
 def title(sweep: Sweep) -> str:

@@ -14,7 +14,7 @@ from forge.filesystem.files import FORGE, open_file
 from forge.jobdir.job_files import LAUNCH, LOCK, forge_dir
 from forge.jobdir.job_state import State
 from forge.slurm.submitted import Submitted
-from forge.sweeps import collect, reader
+from forge.sweeps import collect, reader, words
 from forge.sweeps.job import SweepJob
 from forge.sweeps.liveness import HeldLocks
 from forge.sweeps.reader import INDEX, JobEntry
@@ -143,7 +143,7 @@ def _sweep(path: Path) -> Sweep:
     launcher = _launcher(path, locks)
     if launcher is None and locks.is_held(path) is False:
         jobs = [_without_launcher(job) for job in jobs]
-    missing = [f"{bad} damaged lines in {forge_dir(path) / INDEX}"] if bad else []
+    missing = [f"{words.count(bad, 'damaged line')} in {forge_dir(path) / INDEX}"] if bad else []
     launched = reader.read_json(forge_dir(path) / LAUNCH, missing)
     return Sweep(
         path,

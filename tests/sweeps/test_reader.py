@@ -7,6 +7,7 @@ import signal
 
 import pytest
 from harness import until
+from looked_at import make_older
 
 import forge
 from forge.errors import NoSweep
@@ -113,23 +114,7 @@ def test_a_running_job_shows_its_rate_and_a_killed_sweep_its_lost_jobs(app):
 
 def test_files_of_an_earlier_version_and_torn_lines_are_read(swept, tmp_path):
     """The sweep of last month, on a disk that was full: what is missing is said."""
-    copy = tmp_path / "sweep"
-    shutil.copytree(swept, copy, symlinks=True)
-    state = copy / "1" / ".forge" / "state.json"
-    content = json.loads(state.read_text())
-    for name in ("version", "host", "nodes", "began", "job", "start"):
-        content.pop(name, None)
-    state.write_text(json.dumps(content))
-    for path in copy.glob("*/.forge/ledger/attempt_*.jsonl"):
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
-        for line in lines:
-            line.pop("summary", None)
-        text = "".join(f"{json.dumps(line)}\n" for line in lines)
-        path.write_text(text + '{"t": 17, "kind": "met')
-    with (copy / ".forge" / "jobs.jsonl").open("a") as file:
-        file.write('\n{"number": 7, "sub')
-    (copy / "3" / ".forge" / "plan.json").write_text("{")
-    (copy / "0" / "checkpoints" / "step_99").mkdir()
+    copy = make_older(swept, tmp_path / "sweep")
     read = forge.sweep(copy)
     assert [job.state for job in read.jobs][:2] == [State.finished, State.failed]
     assert read.jobs[1].because == "ValueError: planted error"

@@ -7,8 +7,9 @@ import re
 import sys
 
 import pytest
+from looked_at import make_older
 
-from forge.cli import collect, logs, report, status, verify, why
+from forge.cli import cancel, collect, logs, report, resume, status, verify, why
 from forge.cli.sweep_command import USAGE
 
 
@@ -172,3 +173,20 @@ def test_a_path_that_is_no_sweep_is_said_in_one_line(run, tmp_path):
         text = run(command, tmp_path / "none", code=USAGE)
         assert "there is no such path" in text
         assert text.count("\n") == 1
+
+
+def test_every_command_works_on_files_of_an_earlier_version(run, swept, tmp_path):
+    """And says what is missing."""
+    copy = make_older(swept, tmp_path / "sweep")
+    text = run(status, copy)
+    assert "2 finished · 2 failed" in text
+    assert "plan.json" in text
+    assert "1 damaged line" in text
+    assert "ValueError: planted error" in run(why, copy, 1)
+    assert "planted error" in run(logs, copy, 1)
+    assert len(list(csv.DictReader(io.StringIO(run(collect, copy, "--csv"))))) == 4
+    assert "1 damaged" in run(verify, copy, code=74)  # the half one
+    assert run(report, copy, "-o", tmp_path / "report.html") == f"{tmp_path / 'report.html'}\n"
+    assert "job 1 has ended before" in run(cancel, copy, 1)
+    text = run(resume, copy, "--dry-run")
+    assert "job 1 (mode=raises) starts again from step_10" in text
