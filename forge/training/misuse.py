@@ -318,7 +318,7 @@ def _name_for(one: Any) -> str:
 
 def _keyword_problem(name: str, one: Any) -> str | None:
     """The problem of an object to be saved, or None."""
-    if name == "policy":
+    if name == "policy" and not hasattr(one, "state_dict"):  # reinforcement learning has networks
         return "the policy is the first argument and has no name: `forge.Run(policy, model=model)`."
     if one is None:
         return f"expected an object to save, found None. Leave `{name}` out if there is none."

@@ -215,6 +215,12 @@ def test_what_cannot_be_saved_is_named_before_anything_begins(call, complaint, j
     assert complaint in error.value.text
 
 
+def test_a_network_can_be_called_policy(job):
+    """As in reinforcement learning."""
+    with forge.Run(job.policy, policy=job.model, opt=job.opt) as run:
+        assert [step for step in run.steps(2)] == [0, 1]
+
+
 @pytest.mark.parametrize("wrap", [lambda one: one, lambda one: {"inner": one}, lambda one: (one,)])
 def test_a_value_that_contains_itself_is_named(wrap, job):
     value = []
