@@ -176,9 +176,8 @@ def test_a_preempted_job_that_slurm_does_not_requeue_is_submitted_anew(sweep, jo
     jobs = {line.partition("|")[0] for line in listed.splitlines() if line.endswith(script)}
     task = first.partition("_")[2]
     assert {one for one in jobs if one.partition("_")[2] == task} == {first, successor}
-    assert (
-        f"resubmitted as {successor}. Jobs that depend on {first} do not wait for it" in job.output
-    )
+    said = f"resubmitted as {successor}. Jobs that depend on {first} do not wait for {successor}:"
+    assert said in job.output
 
 
 @of("withdrawn")
