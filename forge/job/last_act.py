@@ -37,7 +37,7 @@ class LastAct(Backend, ABC):
     def __init__(self, job: Job) -> None:
         super().__init__(job)
         self.starts_again = False
-        """Whether the job was requeued; else `job.state` says why it ends."""
+        """Whether the job was requeued; if not, `job.state` has the reason of its end."""
         self._deciding = threading.Lock()
         self.exit_code: int | None = None
         """The exit code from the last act; None before it."""

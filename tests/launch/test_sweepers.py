@@ -1,4 +1,4 @@
-"""What sweepers of others lose with their launcher is named at the start."""
+"""Warnings at the start of a sweep whose sweeper loses trials if its launcher is killed."""
 
 import pytest
 

@@ -114,7 +114,7 @@ class Sweep:
         return self.app.jobs()
 
     def _lose(self, job):
-        """What a node that loses its power loses of a job; then Slurm notices it."""
+        """End all processes of a job on its node, as a power cut does; then Slurm notices it."""
         daemons = [pid for pid in processes.descendants() if stat_of(pid)[0] == "slurmd"]
         (slurmd,) = [pid for pid in daemons if b"n2" in Path(f"/proc/{pid}/cmdline").read_bytes()]
         pids = [stepd_above(job.supervisor), stepd_above(job.state["pid"])]

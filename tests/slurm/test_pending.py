@@ -1,4 +1,4 @@
-"""What is said of jobs that wait in a cluster's queue: Slurm's reasons."""
+"""The reasons of Slurm for jobs that wait in its queue, as forge prints them."""
 
 from io import StringIO
 from pathlib import Path

@@ -18,7 +18,7 @@ from forge.sweeps.sweep import Sweep
 from forge.sweeps.times import Part, Segment
 
 MAX_METRICS = 4
-_POINTS = 50_000
+_POINTS = 25_000
 """Points of all curves together: a few hundred kilobytes in the file."""
 _FEWEST, _MOST = 40, 400
 

@@ -108,7 +108,7 @@ def trouble(report: Report) -> go.Figure | None:
     return figure
 
 
-_MOST_SAVES = 5000
+_MOST_SAVES = 2000
 """Marks of one reason: a browser draws more of them slowly, and they cover each other."""
 
 

@@ -46,7 +46,7 @@ class Evaluations:
         at_end: bool,
         epochs: int | None = None,
     ) -> None:
-        """Run `function` every so many steps or passes, or at the end of the loop.
+        """Run `function` every `steps` steps, every `epochs` passes, or at the end of the loop.
 
         Raises:
             ForgeError: If the function would never run.
