@@ -81,9 +81,9 @@ class Display:
         self._jobs = jobs
         for job in jobs:
             last, self._last[job.number] = self._last.get(job.number), job
-            text = news(job, last) if job is not last else ""
-            if text and (not self.is_live or status.problem_of(job)):  # else it is in the table
-                self._note(f"job {job.number}: {text}", STYLES[job.state])
+            for text in news(job, last) if job is not last else ():
+                if not self.is_live or status.problem_of(job):  # else it is in the table
+                    self._note(f"job {job.number}: {text}", STYLES[job.state])
         if not self.is_live and time.monotonic() - self._summed_s >= SUMMARY_S:
             self._summarize()
         self._show()

@@ -1,15 +1,41 @@
-"""The line about a change of a job, for logs and above the table."""
+"""The lines about the changes of a job, for logs and above the table."""
 
 from __future__ import annotations
 
+from forge.jobdir import jsonl
+from forge.jobdir.job_files import job_ledger
 from forge.jobdir.job_state import State
 from forge.messages import escape
 from forge.sweeps import output, status
 from forge.sweeps.job import SweepJob
 
 
-def news(job: SweepJob, last: SweepJob | None) -> str:
-    """The changes since `last`; empty if there are none."""
+def news(job: SweepJob, last: SweepJob | None) -> list[str]:
+    """The changes since `last`, a line each; empty if there are none."""
+    own = _line(job, last)
+    return [*_between(job, last), *([own] if own else [])]
+
+
+def _between(job: SweepJob, last: SweepJob | None) -> list[str]:
+    """The restarts that began and ended since `last`: only the job's ledger still says why."""
+    if last is None:
+        return []
+    missed = range(last.restarts + 1, job.restarts + job.state.is_final)
+    if not missed:
+        return []
+    try:
+        found = list(jsonl.events(job_ledger(job.directory)))
+    except OSError:  # `forge status` and the report name what cannot be read
+        found = []
+    whys = {one.get("restarts"): one.get("because") for one in found if one["kind"] == "requeue"}
+    texts = ((number, whys.get(number)) for number in missed)
+    return [
+        f"restart {number}: {escape(str(why))}" if why else f"restart {number}"
+        for number, why in texts
+    ]
+
+
+def _line(job: SweepJob, last: SweepJob | None) -> str:
     was = State.queued if last is None else last.state
     problem = status.problem_of(job)
     remark = f": {problem}" if problem else ""

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from forge.jobdir import jsonl
+from forge.jobdir.job_files import job_ledger
 from forge.jobdir.job_state import State
 from forge.launch.progress import display
 from forge.launch.progress.display import Display
@@ -221,6 +223,27 @@ def test_the_last_value_of_a_metric_is_in_the_table(terminal):
     header, row = (line.split() for line in at.screen()[:2])
     assert dict(zip(header, row[:3] + row[4:], strict=False))["loss"] == "0.52"
     assert "best" in header
+
+
+def test_restarts_between_two_looks_are_still_told(tmp_path):
+    """On a busy machine an attempt can begin and end before the launcher looks again."""
+    for number, why in ((1, "preempted"), (2, "exit code 0 without `done`")):
+        jsonl.append(job_ledger(tmp_path), "requeue", because=why, restarts=number)
+    before = job(0, directory=tmp_path)
+    seen = [
+        half_done(0, directory=tmp_path, restarts=2, because="of now"),
+        job(0, State.finished, directory=tmp_path, restarts=2),
+    ]
+    told = []
+    for after in seen:
+        stream = io.StringIO()
+        with Display(stream, "plain") as shown:
+            shown.update([before])
+            shown.update([after])
+        told.append([without_time(line) for line in stream.getvalue().splitlines()[1:-1]])
+    first, second = "job 0: restart 1: preempted", "job 0: restart 2: exit code 0 without `done`"
+    assert told[0] == [first, "job 0: restart 2 after step 500 of 1000 (50%): of now"]
+    assert told[1] == [first, second, "job 0: finished"]
 
 
 def test_the_last_summary_has_the_totals_of_the_sweep(tmp_path):
