@@ -37,13 +37,14 @@ def _parser(name: str, description: str, example: str, num_paths: int) -> argpar
 
 def show(arguments: list[str]) -> int:
     """The command `forge show`."""
-    from forge.checkpoint.load.inspection import load
-    from forge.cli import shown
-
     parser = _parser("show", _SHOW, "forge show checkpoints/latest", 1)
     what = "list the files, and each tensor and value"
     parser.add_argument("-v", "--verbose", action="store_true", help=what)
     options = parser.parse_args(arguments)
+
+    from forge.checkpoint.load.inspection import load
+    from forge.cli import shown
+
     (path,) = options.paths
     try:
         checkpoint = load(path, verify=options.verify)
@@ -57,11 +58,12 @@ def show(arguments: list[str]) -> int:
 
 def diff(arguments: list[str]) -> int:
     """The command `forge diff`."""
+    example = "forge diff checkpoints/step_100 checkpoints/step_200"
+    options = _parser("diff", _DIFF, example, 2).parse_args(arguments)
+
     from forge.checkpoint.load.inspection import load
     from forge.cli import shown
 
-    example = "forge diff checkpoints/step_100 checkpoints/step_200"
-    options = _parser("diff", _DIFF, example, 2).parse_args(arguments)
     try:
         a, b = (load(path, verify=options.verify) for path in options.paths)
     except CheckpointError as error:

@@ -84,7 +84,9 @@ def options_of(name: str) -> list[str]:
         found.append(parser)
         raise SystemExit
 
-    stopped = mock.patch.object(argparse.ArgumentParser, "parse_args", stop)
+    stopped = mock.patch.multiple(
+        argparse.ArgumentParser, parse_args=stop, parse_intermixed_args=stop
+    )
     with stopped, contextlib.suppress(SystemExit):
         COMMANDS[name].main([])
     return [option for parser in found for option in of_stdlib.options(parser)]

@@ -14,9 +14,8 @@ from typing import Any
 
 from forge.errors import ExitCode
 from forge.process import processes
-from forge.rehearse import terminal, verdicts
+from forge.rehearse import terminal
 from forge.rehearse.plan import SIGNALS, STEPS, STOPS, seconds_of, signals_of
-from forge.rehearse.rehearsal import Rehearsal
 
 _USAGE = "forge rehearse [-h] [OPTION ...] -- COMMAND ..."
 _WHAT = """\
@@ -139,6 +138,10 @@ def main(arguments: list[str]) -> int:
                 f"--directory {options.directory}: expected a new directory, which forge creates,"
                 f" but creating it failed ({error.strerror})"
             )
+    # They import torch, which takes seconds, and which `--help` and the completion do not need.
+    from forge.rehearse import verdicts
+    from forge.rehearse.rehearsal import Rehearsal
+
     root = options.directory or Path(tempfile.mkdtemp(prefix="forge-rehearse-"))
     wanted = verdicts.Wanted(
         times=options.times,

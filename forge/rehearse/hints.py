@@ -17,7 +17,8 @@ from typing import Any
 
 from forge.messages import truncate_list
 from forge.rehearse import source
-from forge.rehearse.rehearsal import Rehearsal, Strike
+from forge.rehearse.plan import Strike
+from forge.rehearse.rehearsal import Rehearsal
 
 _MOST = 6
 """Variables that are named at most."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+import signal
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from forge.rehearse.rehearsal import Strike
+from forge.errors import ExitCode
 
 STOPS = ("SIGTERM", "SIGUSR1", "SIGINT", "SIGHUP")
 """Signals at which a script can save."""
@@ -13,6 +15,22 @@ STEPS = 60
 """Default of --steps: steps after which each loop ends."""
 SIGNALS = ("SIGTERM", "SIGUSR1", "SIGKILL")
 """Default of --signals."""
+
+
+@dataclass(frozen=True)
+class Strike:
+    """A signal at a step boundary, or within the step that follows the boundary."""
+
+    name: str
+    count: int
+    """The signal is sent at the boundary of this number, counted from 1 in the process."""
+    fraction: float
+    """Fraction of a step after that boundary."""
+
+    def ends_with(self, code: int | None) -> bool:
+        """Whether a process that got this signal ends with this code, within `forge.Run` or not."""
+        died = -int(signal.Signals[self.name])
+        return code == died or (self.name != "SIGKILL" and code in (ExitCode.REQUEUE, 128 - died))
 
 
 def plan(num_steps: int, seed: int, signals: Sequence[str] = SIGNALS) -> list[Strike]:

@@ -20,10 +20,11 @@ from typing import Any
 
 from forge.checkpoint.format import manifest
 from forge.checkpoint.load import inspection
-from forge.errors import CheckpointError, ExitCode, RehearsalFailed
+from forge.errors import CheckpointError, RehearsalFailed
 from forge.jobdir import ledger
 from forge.jobdir.job_files import REHEARSAL
 from forge.process import processes
+from forge.rehearse.plan import Strike
 from forge.training.loop import fault_injection, step_limit, trace_recorder
 
 _GRACE_S = 5.0
@@ -39,22 +40,6 @@ _LOOK_S = 1.0
 
 Logged = tuple[int, str, str]
 """Step, place of the `forge.Run`, name."""
-
-
-@dataclass(frozen=True)
-class Strike:
-    """A signal at a step boundary, or within the step that follows the boundary."""
-
-    name: str
-    count: int
-    """The signal is sent at the boundary of this number, counted from 1 in the process."""
-    fraction: float
-    """Fraction of a step after that boundary."""
-
-    def ends_with(self, code: int | None) -> bool:
-        """Whether a process that got this signal ends with this code, within `forge.Run` or not."""
-        died = -int(signal.Signals[self.name])
-        return code == died or (self.name != "SIGKILL" and code in (ExitCode.REQUEUE, 128 - died))
 
 
 @dataclass

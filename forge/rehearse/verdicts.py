@@ -20,9 +20,9 @@ from forge.errors import RehearsalFailed
 from forge.jobdir import ledger
 from forge.rehearse import hints, report
 from forge.rehearse.comparing import differing_leaves, differing_values, may_differ
-from forge.rehearse.plan import SIGNALS, STEPS, plan
+from forge.rehearse.plan import SIGNALS, STEPS, Strike, plan
 from forge.rehearse.printed import Free, differing_prints, numbers_to_compare
-from forge.rehearse.rehearsal import Rehearsal, RehearsedRun, Strike
+from forge.rehearse.rehearsal import Rehearsal, RehearsedRun
 from forge.rehearse.surroundings import Surroundings
 from forge.rehearse.terminal import duration, say
 

@@ -1,5 +1,6 @@
 """Completion in a real shell."""
 
+import functools
 import os
 import shutil
 import subprocess
@@ -10,9 +11,14 @@ import pytest
 SCRIPT = [sys.executable, "-m", "forge", "completion"]
 
 
+@functools.cache
+def script(shell):
+    return subprocess.run([*SCRIPT, shell], capture_output=True, text=True, check=True).stdout
+
+
 def completed(*words):
     """The completions of the last word in bash."""
-    source = subprocess.run([*SCRIPT, "bash"], capture_output=True, text=True, check=True).stdout
+    source = script("bash")
     line = " ".join(f"'{word}'" for word in words)
     ask = f'COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _forge; echo "${{COMPREPLY[@]}}"'
     done = subprocess.run(
@@ -27,13 +33,24 @@ def test_bash_completes_commands_and_the_options_of_each():
     assert {"status", "why", "--version"} <= set(completed("forge", ""))
     assert completed("forge", "logs", "--f") == ["--follow"]
     assert "--times" in completed("forge", "rehearse", "-")
+    assert completed("forge", "resume", "--d") == ["--dry-run"]
     assert completed("forge", "status", "multi") == []  # then the shell completes paths
+
+
+def test_a_shell_that_starts_does_not_wait_for_torch():
+    """The script is in ~/.bashrc; torch takes seconds to import."""
+    command = [sys.executable, "-X", "importtime", *SCRIPT[1:], "bash"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    imported = [line.rpartition("|")[2].strip() for line in done.stderr.splitlines()]
+    assert "forge.rehearse.plan" in imported
+    assert {"torch", "numpy", "submitit"}.isdisjoint(imported)
+    assert [line for line in done.stderr.splitlines() if not line.startswith("import time:")] == []
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_other_shells_get_a_script_that_names_all_commands(shell):
     """If the shell is installed, it accepts the script."""
-    text = subprocess.run([*SCRIPT, shell], capture_output=True, text=True, check=True).stdout
+    text = script(shell)
     assert "rehearse" in text
     assert "group-by" in text
     if shutil.which(shell):

@@ -2,6 +2,7 @@
 
 import pytest
 from repository import ROOT
+from rows import few
 from trained import Trained
 
 GALLERY = ROOT / "examples" / "gallery" / "accelerated.py"
@@ -26,13 +27,16 @@ def test_it_ends_as_without_forge(whole, tmp_path):
 
 @pytest.mark.parametrize(
     ("place", "name", "code"),
-    [
-        ("step 17", "TERM", 143),
-        ("step 22", "USR1", 75),
-        ("step 31", "KILL", -9),
-        ("eval 3", "TERM", 143),
-        ("step 44", "TERM", 143),
-    ],
+    few(
+        3,
+        [
+            ("step 22", "USR1", 75),
+            ("step 31", "KILL", -9),
+            ("eval 3", "TERM", 143),
+            ("step 17", "TERM", 143),
+            ("step 44", "TERM", 143),
+        ],
+    ),
 )
 def test_a_struck_loop_ends_with_the_same_bits(place, name, code, whole, tmp_path):
     """In an accumulation, in the last batch of a pass, in an evaluation, in the last batch."""

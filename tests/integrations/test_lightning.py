@@ -7,6 +7,7 @@ import pytest
 import readme
 from lightning_jobs import LightningJob, run_function, run_script
 from repository import ROOT
+from rows import few
 
 GALLERY = ROOT / "examples" / "gallery"
 PAGE = ROOT / "docs" / "how-to" / "lightning.md"
@@ -36,13 +37,16 @@ def test_forge_changes_nothing(script, whole, tmp_path):
 
 @pytest.mark.parametrize(
     ("script", "attempts"),
-    [
-        ("automatic", [({"step 20": "TERM"}, 143), ({"validation 3": "USR1"}, 75)]),
-        ("stream", [({"step 17": "TERM"}, 143), ({"step 29": "KILL"}, -9)]),
-        ("combined", [({"step 12": "USR1"}, 75)]),
-        ("datamodule", [({"step 17": "TERM"}, 143), ({"step 30": "USR1"}, 75)]),
-        ("datamodule", [({"step 17": "KILL"}, -9)]),
-    ],
+    few(
+        3,
+        [
+            ("automatic", [({"step 20": "TERM"}, 143), ({"validation 3": "USR1"}, 75)]),
+            ("stream", [({"step 17": "TERM"}, 143), ({"step 29": "KILL"}, -9)]),
+            ("datamodule", [({"step 17": "TERM"}, 143), ({"step 30": "USR1"}, 75)]),
+            ("combined", [({"step 12": "USR1"}, 75)]),
+            ("datamodule", [({"step 17": "KILL"}, -9)]),
+        ],
+    ),
 )
 def test_a_stopped_training_ends_with_the_same_bits(script, attempts, whole, tmp_path):
     """Weights, optimizer, schedules, callbacks, logged values and the next random numbers."""

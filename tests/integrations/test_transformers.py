@@ -8,6 +8,7 @@ import pytest
 import readme
 from harness import assert_same_bits
 from repository import ROOT
+from rows import few
 from trained import Trained
 
 GALLERY = ROOT / "examples" / "gallery"
@@ -41,15 +42,18 @@ def test_it_ends_as_without_forge(made):
 
 @pytest.mark.parametrize(
     ("place", "name", "code"),
-    [
-        ("step 9", "TERM", 143),
-        ("step 26", "USR1", 75),
-        ("step 17", "KILL", -9),
-        ("eval 2", "TERM", 143),
-        ("save 2", "KILL", -9),
-        ("own 2", "KILL", -9),
-        ("step 39", "TERM", 143),
-    ],
+    few(
+        4,
+        [
+            ("step 9", "TERM", 143),
+            ("eval 2", "USR1", 75),
+            ("save 2", "KILL", -9),
+            ("step 39", "TERM", 143),
+            ("step 26", "USR1", 75),
+            ("step 17", "KILL", -9),
+            ("own 2", "KILL", -9),
+        ],
+    ),
 )
 def test_a_struck_trainer_ends_with_the_same_bits(place, name, code, made, tmp_path):
     """In an accumulation, at the end of an epoch, in an evaluation, in a save, in the last step."""

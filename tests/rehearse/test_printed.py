@@ -143,6 +143,7 @@ def test_a_total_that_is_only_printed_is_found(rehearsed):
     assert "leaf" not in rehearsed.output
 
 
+@pytest.mark.proofs
 @pytest.mark.slow
 @pytest.mark.timeout(PATIENCE_S + 30)
 def test_a_total_that_is_saved_is_printed_alike(rehearsed):

@@ -18,8 +18,8 @@ from forge.jobdir.ledger import Ledger
 from forge.rehearse import rehearsal
 from forge.rehearse.command import main
 from forge.rehearse.comparing import differing_leaves, differing_values, may_differ
-from forge.rehearse.plan import plan, seconds_of, signals_of
-from forge.rehearse.rehearsal import Rehearsal, RehearsedRun, Strike
+from forge.rehearse.plan import Strike, plan, seconds_of, signals_of
+from forge.rehearse.rehearsal import Rehearsal, RehearsedRun
 from forge.rehearse.verdicts import NO_VERDICT, RehearsalVerdict, Wanted
 from forge.training.loop import fault_injection
 from forge.training.loop.fault_injection import FaultInjector

@@ -122,7 +122,7 @@ class App:
 
     def forge(self, *arguments: str, code: int = 0, **env: str) -> str:
         """Run a command of forge; returns its output."""
-        done = subprocess.run(
+        done = warm.run(
             [sys.executable, "-m", "forge", *arguments],
             cwd=self.folder,
             env=os.environ | env,
@@ -130,6 +130,7 @@ class App:
             timeout=250,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            is_parent=True,
         )
         assert done.returncode == code, done.stdout
         return done.stdout

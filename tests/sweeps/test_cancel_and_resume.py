@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import subprocess
 import sys
 
 import pytest
@@ -16,14 +15,6 @@ from forge.jobdir import jsonl
 from forge.jobdir.cancel_request import CancelRequest
 from forge.jobdir.job_files import job_ledger
 from forge.jobdir.job_state import State
-
-
-def forge_command(app, *arguments, code=0):
-    """Run a command of forge as a person does; returns its output."""
-    words = [sys.executable, "-m", "forge", *arguments]
-    done = subprocess.run(words, cwd=app.folder, capture_output=True, text=True, timeout=250)
-    assert done.returncode == code, done.stdout + done.stderr
-    return done.stdout + done.stderr
 
 
 def states(app):
@@ -46,7 +37,7 @@ def test_a_cancelled_job_saves_and_starts_again_only_if_it_is_named(app, undistu
     app.hold(0, 12)
     sweep = app.start("lr=0.1,0.2", "hydra.launcher.n_jobs=1")
     app.job(0).wait_for_step(12)
-    text = forge_command(app, "cancel", str(app.sweep_dir), "0", "1")
+    text = app.forge("cancel", str(app.sweep_dir), "0", "1")
     assert "job 1: cancelled before it has run" in text
     sweep.wait()
     assert states(app) == [State.stopped, State.stopped]
@@ -55,10 +46,10 @@ def test_a_cancelled_job_saves_and_starts_again_only_if_it_is_named(app, undistu
     assert first.because.startswith("cancelled by ")
     assert first.checkpoint.step == 13
     assert second.attempts == 0
-    text = forge_command(app, "resume", str(app.sweep_dir))
+    text = app.forge("resume", str(app.sweep_dir))
     assert "job 0 was cancelled; `forge resume 0` starts it" in text
     assert "no job has to start" in text
-    text = forge_command(app, "resume", str(app.sweep_dir), "0", "1", "n_jobs=2")
+    text = app.forge("resume", str(app.sweep_dir), "0", "1", "n_jobs=2")
     assert "job 0 (lr=0.1) starts again from step_13" in text
     assert states(app) == [State.finished, State.finished]
     assert_same_job(app.job(0), undisturbed[0])
@@ -74,7 +65,7 @@ def test_cancel_now_kills_without_a_save(app):
     app.hold(0, 12)
     sweep = app.start("lr=0.1")
     app.job(0).wait_for_step(12)
-    forge_command(app, "cancel", "--now", str(app.sweep_dir), "0")
+    app.forge("cancel", "--now", str(app.sweep_dir), "0")
     sweep.wait()
     (job,) = forge.sweep(app.sweep_dir).jobs
     assert job.state is State.stopped
@@ -84,7 +75,7 @@ def test_cancel_now_kills_without_a_save(app):
 
 def test_all_jobs_are_cancelled_only_if_that_is_said(app, swept):
     """`forge cancel` alone must not end a hundred jobs."""
-    text = forge_command(app, "cancel", str(swept), code=2)
+    text = app.forge("cancel", str(swept), code=2)
     assert "`--all` cancels all 4 jobs" in text
 
 
@@ -117,12 +108,12 @@ def test_a_sweep_without_a_launcher_is_resumed_with_its_old_config(app, undistur
     conf.write_text(conf.read_text().replace("seed: 3", "seed: 4"))
     script = app.folder / "train.py"
     script.write_text(script.read_text() + "\n# edited\n")
-    text = forge_command(app, "resume", str(app.sweep_dir), "--dry-run")
+    text = app.forge("resume", str(app.sweep_dir), "--dry-run")
     assert "job 0 (lr=0.1) starts again from step_10: it was lost" in text
     assert "job 1 (lr=0.2) starts again from step 0: it was queued" in text
     assert states(app) == [State.lost, State.queued]
     (app.folder / "hold 0").unlink()
-    text = forge_command(app, "resume", str(app.sweep_dir))
+    text = app.forge("resume", str(app.sweep_dir))
     assert "The code has changed since job 0, 1 was launched: train.py" in text
     assert states(app) == [State.finished, State.finished]
     assert_same_job(app.job(0), undisturbed[0])
@@ -137,7 +128,7 @@ def test_a_moved_sweep_is_resumed_where_it_is_now(app, undisturbed):
     sweep.signal(signal.SIGTERM)
     sweep.wait()
     app.sweep_dir = app.sweep_dir.rename(app.folder / "moved")
-    forge_command(app, "resume", str(app.sweep_dir))
+    app.forge("resume", str(app.sweep_dir))
     assert states(app) == [State.finished, State.finished]
     assert_same_job(app.job(0), undisturbed[0])
     assert_same_job(app.job(1), undisturbed[1])
@@ -147,13 +138,13 @@ def test_a_moved_sweep_is_resumed_where_it_is_now(app, undisturbed):
 def test_only_failed_jobs_start_with_failed(app):
     """And those that raised run again, since a person has asked for it."""
     assert app.run("mode=ends,raises", "lr=0.2").returncode == 1
-    text = forge_command(app, "resume", str(app.sweep_dir), "--failed", code=1)
+    text = app.forge("resume", str(app.sweep_dir), "--failed", code=1)
     assert "1 job finished" in text
     assert "job 1 (mode=raises) starts again from step_10: it was failed" in text
     assert forge.sweep(app.sweep_dir).jobs[1].attempts == 2
     log = (app.job(1).directory / "output.log").read_text()
     assert len(forge.sweep(app.sweep_dir).jobs[1].history()) == 2
-    parts = [forge_command(app, "logs", str(app.sweep_dir), "1", "--attempt", n) for n in "12"]
+    parts = [app.forge("logs", str(app.sweep_dir), "1", "--attempt", n) for n in "12"]
     assert "".join(parts) == log
     assert "resumes at step 10" in parts[1]
     assert "resumes at step 10" not in parts[0]
@@ -163,12 +154,12 @@ def test_options_that_the_launcher_does_not_have_are_refused(app, swept, tmp_pat
     """The policy is frozen, and a typo must not be taken for the name of a job."""
     copy = tmp_path / "sweep"
     shutil.copytree(swept, copy, symlinks=True)
-    text = forge_command(app, "resume", str(copy), "resilience.nan.action=halt", code=78)
+    text = app.forge("resume", str(copy), "resilience.nan.action=halt", code=78)
     assert "changes only options of the launcher" in text
-    text = forge_command(app, "resume", str(copy), "hydra.launcher.njobs=2", code=78)
+    text = app.forge("resume", str(copy), "hydra.launcher.njobs=2", code=78)
     assert "expected an option of the launcher" in text
     (copy / ".forge" / "launch.json").unlink()
-    text = forge_command(app, "resume", str(copy), "1", code=78)
+    text = app.forge("resume", str(copy), "1", code=78)
     assert "resume.sh" in text
 
 
@@ -180,7 +171,7 @@ def test_a_run_without_a_launcher_gets_the_signal_itself(app):
     SweptJob(app.folder / "single").wait_for_step(12)
     (job,) = forge.sweep(app.folder / "single").jobs
     assert not job.has_wrapper
-    text = forge_command(app, "cancel", str(app.folder / "single"))
+    text = app.forge("cancel", str(app.folder / "single"))
     assert f"job 0: SIGTERM to process {job.pid}" in text
     assert run.wait(60) == 143
     (job,) = forge.sweep(app.folder / "single").jobs

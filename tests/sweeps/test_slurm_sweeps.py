@@ -2,9 +2,6 @@
 
 import contextlib
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 from cluster import wait_for
@@ -23,19 +20,9 @@ def app(cluster, tmp_path):
         yield found
 
 
-def forge_command(app, *arguments, code=0):
-    words = [sys.executable, "-m", "forge", *arguments]
-    done = subprocess.run(
-        words, cwd=app.folder, capture_output=True, text=True, timeout=250,
-        env=os.environ | app.environment,
-    )  # fmt: skip
-    assert done.returncode == code, done.stdout + done.stderr
-    return done.stdout + done.stderr
-
-
 def seen(app):
     """The jobs as `forge status` prints them."""
-    return json.loads(forge_command(app, "status", str(app.sweep_dir), "--json"))["jobs"]
+    return json.loads(app.forge("status", str(app.sweep_dir), "--json"))["jobs"]
 
 
 def test_jobs_are_seen_cancelled_and_resumed_from_their_directory(app, undisturbed):  # noqa: F811
@@ -56,9 +43,9 @@ def test_jobs_are_seen_cancelled_and_resumed_from_their_directory(app, undisturb
     assert (one.node, one.step) == ("n1", HOLD)
     assert seen(app)[2]["slurm_id"] == held.slurm_id
     assert held.slurm_id.endswith("_2")
-    assert "JobArrayTaskLimit" in forge_command(app, "why", str(app.sweep_dir), "2")
+    assert "JobArrayTaskLimit" in app.forge("why", str(app.sweep_dir), "2")
 
-    text = forge_command(app, "cancel", str(app.sweep_dir), "0", "2")
+    text = app.forge("cancel", str(app.sweep_dir), "0", "2")
     assert "job 2: cancelled before it has run" in text
     jobs = app.jobs_by_place()
     wait_for(lambda: forge.sweep(app.sweep_dir).jobs[0].state is State.stopped, "end of job 0")
@@ -74,10 +61,10 @@ def test_jobs_are_seen_cancelled_and_resumed_from_their_directory(app, undisturb
     wait_for(lambda: seen(app)[1]["state"] == "stopped", "end of job 1")
     assert seen(app)[1]["is_cancelled"]  # squeue says so: no wrapper was there to record it
 
-    text = forge_command(app, "resume", str(app.sweep_dir), "--dry-run")
+    text = app.forge("resume", str(app.sweep_dir), "--dry-run")
     assert "job 0 was cancelled; `forge resume 0` starts it" in text
     assert "job 2 was cancelled; `forge resume 2` starts it" in text
-    text = forge_command(app, "resume", str(app.sweep_dir), "0", "1", "2", "timeout_min=20")
+    text = app.forge("resume", str(app.sweep_dir), "0", "1", "2", "timeout_min=20")
     assert "timeout_min=20 from now on" in text
     assert "job 2: submitted as " in text
 
