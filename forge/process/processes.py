@@ -93,7 +93,10 @@ def _parents() -> dict[int, int]:
 
 
 def _has_children() -> bool:
-    """Whether this process has a child, dead or alive; True if that is not known. Source: waitid(2), ECHILD."""
+    """Whether this process has a child, dead or alive; True if that is not known.
+
+    Source: waitid(2), ECHILD.
+    """
     if not hasattr(os, "waitid"):  # macOS
         return True
     try:
