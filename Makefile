@@ -61,6 +61,9 @@ frameworks = $(PROOF)/frameworks.py --times 20 --seed 1
 huggingface = $(PROOF)/huggingface.py --seed 1
 lightning = $(PROOF)/chaos_lightning.py --seed 1
 lightning_oldest = env FORGE_TESTS_LIGHTNING=lightning_oldest $(PYTEST) tests/compat/test_of_lightning.py tests/integrations/test_lightning.py
+page = tests/integrations/test_transformers.py::test_the_script_of_the_page
+frameworks_oldest = env FORGE_TESTS_FRAMEWORKS=frameworks_oldest $(PYTEST) tests/compat/test_of_transformers.py \
+  tests/compat/test_of_accelerate.py tests/integrations/test_transformers.py tests/integrations/test_accelerate.py --deselect $(page)
 lost_jobs = $(PROOF)/lost_jobs.py
 early_signals = $(PROOF)/early_signals.py 50
 own_scripts = $(PROOF)/own_scripts.py
@@ -74,10 +77,10 @@ watched = $(PROOF)/watched_sweep.py
 attacks = $(PROOF)/all_attacks.py
 sick = $(PROOF)/sick_machine.py
 pages = $(MAKE) docs
-PROOFS := torture suite chaos rehearse sweeps tests marked ranks shards commands frameworks huggingface lightning lightning_oldest lost_jobs early_signals own_scripts showcase earlier hangs causes times resumed watched attacks sick pages
+PROOFS := torture suite chaos rehearse sweeps tests marked ranks shards commands frameworks huggingface lightning lightning_oldest frameworks_oldest lost_jobs early_signals own_scripts showcase earlier hangs causes times resumed watched attacks sick pages
 
 proofs: $(VENV)/.dev-installed $(VENV)/.demo-installed $(VENV)/.docs-installed $(VENV)/.hydras-installed \
-  $(VENV)/.lightning-installed $(VENV)/.lightning_oldest-installed $(VENV)/.frameworks-installed \
+  $(VENV)/.lightning-installed $(VENV)/.lightning_oldest-installed $(VENV)/.frameworks_oldest-installed \
   $(VENV)/.loggers-installed $(VENV)/.optuna-installed $(VENV)/.trl-installed
 	@rm -rf build/proofs && mkdir -p build/proofs
 	@$(MAKE) --no-print-directory --keep-going --jobs $(AT_ONCE) $(PROOFS:%=proof-%)
@@ -164,6 +167,15 @@ $(VENV)/.frameworks-installed: $(VENV)/.dev-installed
 	  huggingface-hub==2.4.0 tokenizers==0.23.3 safetensors==0.8.0 psutil==7.2.2 pyyaml==6.0.3 \
 	  regex==2026.11.15 tqdm==4.70.1 fsspec==2026.9.0 filelock==4.2.11 httpx2==2.16.2 httpcore2==2.16.2 \
 	  truststore==0.10.5 anyio==4.16.0 idna==3.20 h11==0.16.0 certifi==2026.10.18
+	@touch $@
+
+# The oldest releases that `forge.integrations.transformers` and `.accelerate` support.
+$(VENV)/.frameworks_oldest-installed: $(VENV)/.frameworks-installed
+	@rm -rf $(VENV)/frameworks_oldest && cp -r $(VENV)/frameworks $(VENV)/frameworks_oldest
+	@cd $(VENV)/frameworks_oldest/site-packages && rm -rf transformers* accelerate* huggingface_hub* tokenizers* peft*
+	@$(IN_VENV) -m pip install -qq --no-deps --target $(VENV)/frameworks_oldest/site-packages \
+	  transformers==5.3.0 accelerate==1.10.0 huggingface-hub==1.3.0 tokenizers==0.22.0 peft==0.18.0 \
+	  typer==0.20.0 shellingham==1.5.4 click==8.3.0 httpx==0.28.1 httpcore==1.0.9 hf-xet==1.2.0
 	@touch $@
 
 # The packages of `forge.loggers`, for its proofs; protobuf and what else tensorboard needs are there.

@@ -103,6 +103,7 @@ class TrainerRun:
             model=trainer.model_wrapped,
             optimizer=trainer.optimizer,
             schedule=trainer.lr_scheduler,
+            accelerator=trainer.accelerator,  # older Trainers set its number of steps
             trainer=self._progress,
             loader=self._batches,
             **({} if scaler is None else {"scaler": scaler}),

@@ -135,7 +135,9 @@ TRAINERS = (
     *("transformers.models.gpt2.modeling_gpt2", "peft", "forge.integrations.transformers"),
 )
 """Modules of trainers, which the Makefile installs in a folder of their own."""
-FRAMEWORKS = str(Path(sys.prefix, "frameworks", "site-packages"))
+FRAMEWORKS = str(
+    Path(sys.prefix, os.environ.get("FORGE_TESTS_FRAMEWORKS", "frameworks"), "site-packages")
+)
 TRL = str(Path(sys.prefix, "trl", "site-packages"))
 LIGHTNING = ("lightning.pytorch", "forge.integrations.lightning")
 PACKAGES = {
