@@ -95,6 +95,7 @@ check: $(VENV)/.dev-installed
 	$(IN_VENV) -m ruff check .
 	$(IN_VENV) -m mypy
 	$(IN_VENV) tests/support/plain_words.py
+	$(IN_VENV) tests/proofs/planted.py --list
 	$(PYTEST) -q tests/packaging/test_imports.py
 
 # Each process writes a file of its own below .coverage-data; they are combined at the end.

@@ -117,8 +117,8 @@ DEFECTS = [
     Defect(
         "position_taken",
         "data/position.py",
-        "self.taken = taken\n        self._parts.restore_present(parts)",
-        "self.taken = 0\n        self._parts.restore_present(parts)",
+        "self.taken, self._is_waiting = taken, taken == 0\n",
+        "self.taken, self._is_waiting = 0, taken == 0\n",
         "a job that is stopped twice in an epoch sees batches again",
         "data/test_sharing.py data/test_position.py",
     ),
