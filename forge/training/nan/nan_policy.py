@@ -103,12 +103,12 @@ class NanPolicy:
             alarm = value + norm.to(value.device)
         # Ranks exchange whether gradients are good, too: after `no_sync`, a comm hook or a fault
         # of one device, gradients differ between ranks without an error.
-        are_fine = finite_on_all_ranks(alarm)
-        is_known_fine = alarm.is_cpu and num_ranks() == 1 and are_fine()
+        is_known_fine = alarm.is_cpu and num_ranks() == 1 and math.isfinite(alarm.item())
+        are_fine = None if is_known_fine else finite_on_all_ranks(alarm)
         if clip_norm is not None and norm is not None:
             # Before the answer of a device or of other ranks: clip meanwhile, unless it is bad.
             clip(parameters, clip_norm, norm if is_known_fine else norm.nan_to_num(0.0, 0.0, 0.0))
-        if is_known_fine or are_fine():
+        if are_fine is None or are_fine():
             return Checked(norm)
         return self._look(value.item(), norm, parameters, names, clip_norm)
 

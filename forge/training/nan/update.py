@@ -43,7 +43,11 @@ class Updater(Watcher):
         self._is_enabled = is_enabled
         self._scaling = Scaling(live)
         self.overflows = Overflows()
-        self._names = {id(p): name for name, p in live.parameters()}
+        named = list(live.parameters())  # training cannot change them: a save would refuse it
+        self._parameters = [parameter for _, parameter in named]
+        self._names = {id(parameter): name for name, parameter in named}
+        objects = live.objects.items()
+        self._scalers = [(n, o) for n, o in objects if isinstance(o, torch.amp.GradScaler)]
         self._accepted: set[tuple[int, ...]] = set()
         """Objects that were given to an update, by `id`; `live` keeps them alive."""
         self._step = 0
@@ -159,11 +163,11 @@ class Updater(Watcher):
         self.has_updated = self.was_called = True
         if not self._is_enabled:
             return True
-        parameters = [p for _, p in self._live.parameters() if p.grad is not None]
+        parameters = [p for p in self._parameters if p.grad is not None]
         checked = self._nan.check(loss, parameters, self._names)
         problem = checked.problem
-        for name, one in self._live.objects.items():
-            if not (isinstance(one, torch.amp.GradScaler) and one.is_enabled()):
+        for name, one in self._scalers:
+            if not one.is_enabled():
                 continue
             if checked.do_ranks_differ:  # this rank's scaler can find no inf, and then would step
                 of_torch.note_found_inf(one, self._live.optimizers)
