@@ -62,11 +62,12 @@ def counters(one: Any) -> dict[str, int]:
 
     An object without `state_dict` does not expose any other state.
     """
+    now = _numbers(one)
     try:
-        first = _first.of(one, _numbers(one))
+        first = _first.of(one, now)
     except TypeError:  # for example a list
         return {}
-    return {name: value for name, value in _numbers(one).items() if first.get(name) != value}
+    return {} if now == first else {name: n for name, n in now.items() if first.get(name) != n}
 
 
 def restore_counters(one: Any, saved: dict[str, int]) -> None:

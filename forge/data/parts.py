@@ -39,17 +39,22 @@ class LoaderParts:
         Args:
             is_place: Whether the loader's `state_dict` contains its position, and so its samplers.
         """
-        generators = loaders.generators(self._loader)
-        parts: dict[str, Any] = {name: one.get_state() for name, one in generators.items()}
-        if is_place:
-            return parts
-        counted = {name: loaders.counters(one) for name, one in self._countable().items()}
-        if any(counted.values()):
-            parts[_COUNTERS] = counted
+        parts: dict[str, Any] = {}
+        counted: dict[str, dict[str, int]] = {}
         for name, one in {LOADER: self._loader, **loaders.samplers(self._loader)}.items():
+            generator = getattr(one, "generator", None)
+            # First: `isinstance` of a Generator runs code of python's.
+            if generator is not None and isinstance(generator, torch.Generator):
+                parts[f"{name}.generator"] = generator.get_state()
+            if is_place:
+                continue
             if loaders.has_state(one):
                 # A copy: the part can continue to change the list that it returned.
                 parts[name] = copy.deepcopy(one.state_dict())
+            elif hasattr(one, "__dict__"):
+                counted[name] = loaders.counters(one)
+        if any(counted.values()):
+            parts[_COUNTERS] = counted
         return parts
 
     def restore(self, parts: dict[str, Any]) -> None:

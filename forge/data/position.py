@@ -224,9 +224,13 @@ class Position:
 
     def state(self) -> dict[str, Any]:
         """The position, for a checkpoint."""
+        return self.completed(self.mark())
+
+    def mark(self) -> dict[str, Any]:
+        """The part of `state` that the next batch can change; cheap enough for each batch."""
         is_begun = self._iterator is not None
         state: dict[str, Any] = {
-            "kind": self._proof.kind.name,
+            "kind": self._proof.kind,
             "length": self._length,
             "epoch": self.epoch,
             "taken": self.taken,
@@ -234,12 +238,20 @@ class Position:
             "start": self._start if is_begun else None,
             "parts": self._parts_state(),
             "is_left": is_begun or self._is_left,
-            "sharing": vars(self._sharing()),
-            "properties": vars(self._properties if is_begun else self._properties_now()),
         }
         if self._proof.kind is Kind.stateful and (is_begun or self.taken or self._was_read):
             state["loader"] = self._loader.state_dict()
         return state
+
+    def completed(self, mark: dict[str, Any]) -> dict[str, Any]:
+        """The state of a `mark` of this position."""
+        is_begun = mark["start"] is not None
+        return {
+            **mark,
+            "kind": mark["kind"].name,
+            "sharing": vars(self._sharing()),
+            "properties": vars(self._properties if is_begun else self._properties_now()),
+        }
 
     def load_finished(self, state: dict[str, Any]) -> None:
         """Restore a loader whose loop or pass had ended; the next pass can continue from there.

@@ -41,8 +41,8 @@ class Resumable(Generic[_Batch]):
         """The place in the current or last pass; None before the first."""
         self._is_closed = ahead == 0
         """Whether the loop knows that a pass is over; one that reads ahead learns it later."""
-        self._before: deque[tuple[dict[str, Any], dict[str, Any]]] = deque(maxlen=ahead)
-        """The place and the random state before each of the last batches."""
+        self._before: deque[tuple[Position, dict[str, Any], dict[str, Any]]] = deque(maxlen=ahead)
+        """The place (with a mark of the position) and the random state before the last batches."""
         self._saved: dict[str, Any] | None = None
         """A loaded state, until the next pass begins."""
         self._random_states: list[dict[str, Any]] = []
@@ -91,7 +91,7 @@ class Resumable(Generic[_Batch]):
             random_state = rng.capture()
             batch = position.next_of_pass()
         if not position.is_over:
-            self._before.append((place, random_state))
+            self._before.append((position, place, random_state))
         return batch
 
     def begin_pass(self) -> None:
@@ -185,19 +185,20 @@ class Resumable(Generic[_Batch]):
         if self._position is None:
             return {"taken": taken, "position": None, "is_over": True}
         if not self.pending:
-            place, states = self._place(self._position), []
+            position, place, states = self._position, self._place(self._position), []
         else:
-            place = self._before[-self.pending][0]
-            states = [one for _, one in self._before][-self.pending :]
+            position, place, _ = self._before[-self.pending]
+            states = [one for *_, one in self._before][-self.pending :]
         states += self._random_states
+        place = {**place, "position": position.completed(place["position"])}
         return {"taken": taken, **place} | ({"pending": states} if states else {})
 
     def _place(self, position: Position) -> dict[str, Any]:
-        state = position.state()
-        place = {"position": state, "is_over": position.is_over and self._is_closed}
+        mark = position.mark()
+        place = {"position": mark, "is_over": position.is_over and self._is_closed}
         if position.is_over and not self._is_closed:
             place["is_read"] = True
-        if self._is_later and state["start"] is None and not position.is_over:
+        if self._is_later and mark["start"] is None and not position.is_over:
             place["is_later"] = True
         return place
 
