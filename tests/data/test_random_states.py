@@ -46,6 +46,32 @@ def test_seeded_refuses_a_dataset_without_indices():
         seeding.seeded(Stream(), 1)
 
 
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda numpy: random.random(),
+        lambda numpy: random.gauss(0, 1),
+        lambda numpy: random.seed(1),
+        lambda numpy: numpy.random.rand(),
+        lambda numpy: numpy.random.normal(),
+        lambda numpy: numpy.random.seed(1),
+        lambda numpy: numpy.random.set_state({**numpy.random.get_state(legacy=False), "gauss": 3}),
+    ],
+)
+def test_a_state_is_read_again_after_each_use_of_a_generator(use):
+    """The second of two normal numbers moves no generator: it is the half that waits."""
+    numpy = pytest.importorskip("numpy")
+    rng.capture()
+    for _ in range(3):
+        use(numpy)
+        state = rng.capture()
+        assert state["python"] == random.getstate()
+        now = numpy.random.get_state(legacy=False)
+        words, *rest = state["numpy"]
+        assert bytes(words.tolist()) == now["state"]["key"].tobytes()
+        assert rest == [now["state"]["pos"], now["has_gauss"], now["gauss"]]
+
+
 def test_what_numpy_draws_comes_back_to_the_bit(tmp_path):
     """Half a normal pair waits."""
     numpy = pytest.importorskip("numpy")
