@@ -116,6 +116,8 @@ class TimeLimit:
                     f"The job's end time ({END_TIME} or {SLURM_END_TIME}) was {-left_s:.0f} s"
                     " before the run started: forge ignores it. Check this machine's clock."
                 )
+        self.is_set = self._end != math.inf
+        """Whether there is an end time."""
 
     @property
     def left_s(self) -> float:
@@ -139,11 +141,6 @@ class TimeLimit:
     def is_too_soon(self, due_s: float) -> bool:
         """Whether the announcing signal, due `due_s` before the end, would be early now."""
         return self._moved is not None and is_early(self.left_s - due_s)
-
-    @property
-    def is_set(self) -> bool:
-        """Whether there is an end time."""
-        return self._end != math.inf
 
     def begin_interval(self) -> None:
         """Start the interval again: the code since the last point could be interrupted."""

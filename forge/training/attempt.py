@@ -409,7 +409,8 @@ class Attempt:
 
     def pass_boundary(self, step: int, epoch: int, taken: int | None) -> bool:
         """See `Run.boundary`."""
-        misuse.check_boundary(step, self.loops.step, is_open=self._pushed is not None)
+        if self._pushed is None:
+            misuse.check_boundary(step, self.loops.step, is_open=False)
         assert self._pushed is not None
         return self._pushed.boundary(step, epoch, taken)
 

@@ -149,6 +149,8 @@ class Boundary:
         while True:
             decision = self._decide(n)
             match decision:
+                case Go():
+                    pass
                 case Halt():
                     self._shutdown.halt(decision)
                 case Stop():
@@ -175,6 +177,10 @@ class Boundary:
                 self._evaluate(self._loops.due)
                 continue
             match decision:
+                case Go():
+                    # Several ranks stop at a later boundary, on which all of them agree.
+                    if not self._propose(self._watchers.before_step) or not self.is_alone:
+                        break
                 case (Save() as save) | Finish(save=Save() as save):
                     self._save(save)
                 case Finish() if self._saver.considered != self._loops.step:
@@ -182,10 +188,6 @@ class Boundary:
                 case Finish():
                     self._run_end.end_loop()
                     return True
-                case Go():
-                    # Several ranks stop at a later boundary, on which all of them agree.
-                    if not self._propose(self._watchers.before_step) or not self.is_alone:
-                        break
         for begin in self._watchers.on_step:
             begin(self._loops.step)
         return False

@@ -47,7 +47,7 @@ class StopWatcher(Watcher):
 
     def request(self, step: int) -> Request | None:
         """A stop or a save, after a signal."""
-        if self._handler.should_shutdown():
+        if self._handler.signal_received is not None:
             return self.stop_request()
         if self._handler.take_save_request():
             return SaveRequest(step, rollbacks=self._nan.rollbacks)

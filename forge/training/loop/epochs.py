@@ -161,10 +161,11 @@ class Epochs:
         self._enter(position, loader)
         if self._epoch.phase is EpochPhase.within:
             self._boundary.lengths.compare(loaders.num_batches(loader))
+        longest = step_limit.longest_pass()
         while self._epoch.phase is EpochPhase.within:
             if self._boundary.pass_through(position, math.inf):
                 break
-            if step_limit.is_pass_over(position.taken):
+            if position.taken >= longest:
                 position.end_pass(is_left=True)
                 break
             batch = position.next_of_pass()

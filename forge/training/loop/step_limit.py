@@ -8,6 +8,7 @@ them. Periodic saves and functions of `run.every` are made frequent enough to ha
 
 from __future__ import annotations
 
+import math
 import os
 
 from forge.config.schema import Policy
@@ -32,9 +33,9 @@ def is_over(epoch: int, step: int) -> bool:
     return 0 < _steps() <= step and epoch >= 2
 
 
-def is_pass_over(taken: int) -> bool:
-    """Whether a pass ends after so many batches."""
-    return 0 < _interval(_PASSES) <= taken
+def longest_pass() -> float:
+    """Batches after which a pass ends, unless its loader has ended before."""
+    return _interval(_PASSES) or math.inf
 
 
 def every(steps: int | None) -> int | None:

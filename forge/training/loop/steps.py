@@ -108,8 +108,9 @@ class Steps:
             # random state that the code before it left.
             loops.restore_random()
         self._boundary.begin_loop()
+        longest = step_limit.longest_pass()
         while not self._boundary.pass_through(position, loops.step if is_over else n):
-            if position is not None and step_limit.is_pass_over(position.taken):
+            if position is not None and position.taken >= longest:
                 position.cut()
             try:
                 batch = position.next() if position is not None else None
