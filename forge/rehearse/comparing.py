@@ -13,8 +13,9 @@ from forge.rehearse.rehearsal import Logged, RehearsedRun
 _OBJECTS = "live."
 """The part of a checkpoint with the objects given to `forge.Run`. The rest can differ between two
 uninterrupted runs, for example by a generator that is neither seeded nor used."""
-_LOADER = "forge.data.resumable.Resumable"
-"""The class of objects whose state is a place in the data, which can differ in the same way."""
+_PLACE = {"taken", "position", "is_over"}
+"""Keys of the state of a `forge.data.resumable`: a place in the data, which can differ in the same
+way. Objects that read several loaders, such as a trainer's, have several places in their state."""
 _MEASURED = "measured"
 """The key in the state of an object for times and the like, which can differ, too."""
 
@@ -51,10 +52,24 @@ def differing_values(
 
 def may_differ(path: str, run: RehearsedRun) -> bool:
     """Whether a leaf is not part of the trained state: uninterrupted runs can differ in it."""
-    kinds = [kind for state in run.states.values() for kind in state["live"]["kinds"].items()]
-    free = (name if kind == _LOADER else f"{name}.{_MEASURED}" for name, kind in kinds)
-    parts = tuple(f"{_OBJECTS}states.{part}." for part in free)
-    return not path.startswith(_OBJECTS) or path.startswith(parts)
+    if not path.startswith(_OBJECTS):
+        return True
+    objects = [one for state in run.states.values() for one in state["live"]["states"].items()]
+    free = [f"{name}.{_MEASURED}" for name, _ in objects]
+    free += [place for name, state in objects for place in _places(state, name)]
+    return path.startswith(tuple(f"{_OBJECTS}states.{part}." for part in free))
+
+
+def _places(state: Any, path: str) -> Iterator[str]:
+    """The paths of the places in the data within the state of an object."""
+    if isinstance(state, dict) and state.keys() >= _PLACE:
+        yield path
+    elif isinstance(state, dict):
+        for key, inner in state.items():
+            yield from _places(inner, f"{path}.{key}")
+    elif isinstance(state, list):
+        for number, inner in enumerate(state):
+            yield from _places(inner, f"{path}[{number}]")
 
 
 def _without_directory(value: Any, directory: str) -> Any:

@@ -294,17 +294,20 @@ def test_what_was_logged_last_is_no_leaf():
 
 def test_the_place_of_a_loader_is_compared_only_if_two_plain_runs_agree_on_it(tmp_path):
     """It contains random states, which a generator that is neither seeded nor used changes."""
-    kinds = {"loader": "forge.data.resumable.Resumable", "net": "torch.nn.modules.linear.Linear"}
-    run = RehearsedRun("one", tmp_path, states={"": {"live": {"kinds": kinds}}})
+    place = {"taken": 3, "position": {"start": {"rng": {"python": 1}}}, "is_over": False}
+    states = {"loader": place, "net": {}, "data": {"taken": 3, "is_over": [], "loaders": [place]}}
+    run = RehearsedRun("one", tmp_path, states={"": {"live": {"states": states}}})
     assert may_differ("rng.python", run)
     assert may_differ("live.states.loader.position.start.rng.python", run)
+    assert may_differ("live.states.data.loaders[0].position.start.rng.python[1]", run)
+    assert not may_differ("live.states.data.taken", run)
     assert not may_differ("live.states.net.weight", run)
     assert not may_differ("live.states.loader2.position", run)
 
 
 def test_measured_values_of_an_object_can_differ(tmp_path):
     """A trainer's history has times; without them a resumed job would have another history."""
-    run = RehearsedRun("one", tmp_path, states={"": {"live": {"kinds": {"trainer": "my.Trainer"}}}})
+    run = RehearsedRun("one", tmp_path, states={"": {"live": {"states": {"trainer": {}}}}})
     assert may_differ("live.states.trainer.measured.times[0].eval_runtime", run)
     assert not may_differ("live.states.trainer.measure", run)
     assert not may_differ("live.states.trainer.state.measured", run)
