@@ -6,6 +6,7 @@ evaluation, schedules, callbacks, its own saving. So `get_batch_samples` is a st
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -62,6 +63,8 @@ class ForgeMixin(of_transformers.trainer_with_hooks()):  # type: ignore[misc]
                     "enable_jit_checkpoint is switched off: forge saves when a signal arrives"
                 )
         super().__init__(*args, **kwargs)
+        if "FORGE_REHEARSAL" in os.environ:  # it must not change or delete a real run's files
+            self.args.output_dir = os.path.join(os.environ["FORGE_REHEARSAL"], name or "trainer")
         self.loop_hooks = TrainerRun(self, policy, name, config)
         self.add_callback(_Callback(self.loop_hooks))
 

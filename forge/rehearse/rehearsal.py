@@ -72,6 +72,12 @@ class RehearsedRun:
         places = (state.get("epochs") for state in self.states.values())
         return self.num_steps + sum(2 * int(place["epoch"]) for place in places if place)
 
+    @property
+    def is_pushed(self) -> bool:
+        """Whether all loops belong to a trainer, which calls `run.boundary`."""
+        places = [one for state in self.states.values() for one in state.get("positions", [])]
+        return bool(places) and all(one and one.get("is_pushed") for one in places)
+
     def resumed_at(self) -> list[tuple[str, int, int | None]]:
         """For each signal: its name, the last step begun, the step at which the job resumed."""
         attempts = [(one.number, _place(one), one.start_step) for one in self.history.attempts]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,13 +23,23 @@ def lines(
     for command in left:
         yield f"A process outlived the script that started it: {command[:120]}"
     if written:
-        names = truncate_list(written, _SHOWN)
+        names = truncate_list(list(_by_folder(written)), _SHOWN)
         yield (
             "The runs created or changed files in the working directory, which they share. If the"
             f" script reads these files, its results can differ for that reason: {names}"
         )
     for missing in _not_exercised(first):
         yield f"Not tested, because the script has none: {missing}"
+
+
+def _by_folder(files: list[str]) -> Iterator[str]:
+    """The files, but only the first folder of those in a folder."""
+    counts = Counter(name.partition(os.sep)[0] for name in files)
+    for top, count in counts.items():
+        if top in files:
+            yield top
+        else:
+            yield f"{top}{os.sep} ({count} file{'s' if count > 1 else ''})"
 
 
 def _stops(interrupted: list[RehearsedRun], events: list[dict[str, Any]]) -> Iterator[str]:
@@ -54,7 +66,8 @@ def _stops(interrupted: list[RehearsedRun], events: list[dict[str, Any]]) -> Ite
 
 def _not_exercised(first: RehearsedRun) -> Iterator[str]:
     events = list(_events(first))
-    if not any(event["kind"] == "evaluated" for event in events):
+    has_evaluated = any(event["kind"] == "evaluated" for event in events)
+    if not has_evaluated and not first.is_pushed:  # a trainer evaluates inside a step
         yield "an evaluation between steps (run.every)"
     passes = [_passes(state) for state in first.states.values()]
     known = [one for one in passes if one is not None]

@@ -116,6 +116,8 @@ class RehearsalVerdict:
         if self._wanted.within_s is not None:
             expected_s = min(expected_s, self._wanted.within_s)
         say(f"  all other runs together will take about {duration(expected_s)}")
+        if first.is_pushed and self._wanted.steps:
+            say("  not shortened, since the loop is a trainer's: set few epochs or steps there")
 
     def _conclude(self, interrupted: list[RehearsedRun], num_bad: int) -> int:
         took = duration(time.monotonic() - self._began)

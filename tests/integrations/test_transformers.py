@@ -189,6 +189,15 @@ def test_what_is_switched_off_or_not_saved_is_named(tmp_path):
     assert run.repeated == [0]
 
 
+def test_a_rehearsal_writes_no_checkpoints_into_the_output_dir_of_the_script(tmp_path):
+    """With save_total_limit it would delete those of the real training."""
+    rehearsal = tmp_path / "rehearsal"
+    rehearsal.mkdir()
+    play(tmp_path, save=1, forge_rehearsal=rehearsal)
+    assert list((tmp_path / "trainer").iterdir()) == []
+    assert (rehearsal / "trainer" / "checkpoint-12").is_dir()
+
+
 def test_a_stream_for_several_ranks_is_refused_if_one_rank_reads_it(tmp_path):
     """Accelerate's default for it; with dispatch_batches=False each rank reads."""
     run = Trained(tmp_path / "a", SMALL, ranks=2, STREAM="1")

@@ -61,11 +61,12 @@ def test_a_process_that_is_left_and_files_elsewhere_are_named():
     """Each is listed once, although every run leaves the same."""
     first, other = run_of(SEEN), run_of(SEEN)
     first.left = other.left = ["sleep 600"]
-    names = [f"{n}.csv" for n in range(10)]
+    names = [f"{n}.csv" for n in range(7)] + ["logs/a/b.csv", "logs/c.csv", "out/d.csv", "z.csv"]
     _, left, files = report.lines(first, [other], names)
     assert left == "A process outlived the script that started it: sleep 600"
     assert files.endswith(
-        "for that reason: 0.csv, 1.csv, 2.csv, 3.csv, 4.csv, 5.csv, 6.csv, 7.csv and 2 more"
+        "for that reason: 0.csv, 1.csv, 2.csv, 3.csv, 4.csv, 5.csv, 6.csv, logs/ (2 files) and 2"
+        " more"
     )
 
 
@@ -81,6 +82,7 @@ def position(epoch):
         (SEEN, {"epochs": {"epoch": 1}}, "a second pass through the loader"),
         (SEEN, {"epochs": {"epoch": 2}}, ""),
         ([start(), save(0.1)], position(1), "an evaluation between steps"),
+        ([start(), save(0.1)], {"positions": [{"is_pushed": True, "epoch": 3}]}, ""),
         ([*SEEN[::2], save(0.1, "finished")], position(1), "a periodic save"),
     ],
 )

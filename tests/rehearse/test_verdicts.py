@@ -232,12 +232,12 @@ class Ended:
     command = ("python", "train.py")
     root = Path("nowhere")
 
-    def __init__(self, *hits):
-        self.hits, self.num_runs = hits, 0
+    def __init__(self, *hits, **state):
+        self.hits, self.state, self.num_runs = hits, {"live": {"w": 1}} | state, 0
 
     def run(self, name, planned):
         self.num_runs += 1
-        run = run_of({"live": {"w": 1}}, {0: {"loss": 1.0, "seconds": float(self.num_runs)}})
+        run = run_of(self.state, {0: {"loss": 1.0, "seconds": float(self.num_runs)}})
         events = [{"kind": "run", "checkpoints": "checkpoints"}, {"kind": "finish", "step": 4}]
         run.history.attempts.append(ledger.AttemptLog(1, events))
         run.hits = list(self.hits) if planned else []
@@ -257,6 +257,15 @@ def test_runs_that_nothing_hit_are_not_called_identical(capsys):
     """If the policy ignores the signals, no resume was tested."""
     assert RehearsalVerdict(Ended(), Wanted(times=2)).rehearse() == NO_VERDICT
     assert "No run got a signal" in capsys.readouterr().out
+
+
+def test_the_loop_of_a_trainer_is_said_not_to_be_shortened(capsys):
+    """The title promises a limit that holds only for loops of forge."""
+    hit = ("SIGKILL", ledger.Progress(1, 2, 0.0, None))
+    for is_pushed in (True, False):
+        ended = Ended(hit, positions=[{"is_pushed": is_pushed, "epoch": 1}])
+        assert RehearsalVerdict(ended, Wanted(times=1)).rehearse() == 0
+        assert ("not shortened, since the loop is" in capsys.readouterr().out) == is_pushed
 
 
 def test_where_time_is_short_there_are_fewer_disturbed_runs(capsys):
