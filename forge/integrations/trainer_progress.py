@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
 from transformers.trainer_callback import ExportableState, TrainerControl
 
 from forge.compat import of_transformers, of_trl
+from forge.integrations.callbacks import lost_on_resume
 
 _STATE = (
     "epoch",
@@ -25,7 +25,6 @@ _STATE = (
 
 _LIBRARIES = ("transformers", "trl", "peft", "accelerate", "forge")
 """Packages whose callbacks keep nothing that training depends on, apart from what they export."""
-_VALUES = (bool, int, float, list, dict, set, torch.Tensor)
 _TIMES = ("runtime", "per_second")
 """Ends of the names of logged values that are times."""
 
@@ -89,13 +88,8 @@ class TrainerProgress:
         saved = [one for _, one in self._callbacks()]
         for one in self._trainer.callback_handler.callbacks:
             is_own = type(one).__module__.partition(".")[0] not in _LIBRARIES
-            names = [key for key, value in vars(one).items() if isinstance(value, _VALUES)]
-            if is_own and names and one not in saved:
-                yield (
-                    f"the callback {type(one).__name__} has no state_dict, so {', '.join(names)}"
-                    " would be as at the start after a resume. If training changes them, give the"
-                    " callback state_dict and load_state_dict, or transformers' ExportableState."
-                )
+            if is_own and one not in saved and (sentence := lost_on_resume(one)):
+                yield f"{sentence}, or transformers' ExportableState."
 
     def _start_workers(self, name: str) -> None:
         """Start workers that persist since an earlier evaluation; starting them draws a seed."""

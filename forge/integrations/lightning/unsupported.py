@@ -6,9 +6,8 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
-import torch
-
 from forge.compat import of_lightning
+from forge.integrations.callbacks import lost_on_resume
 from forge.integrations.lightning.package import pytorch
 
 NOT_WRAPPED = (
@@ -33,7 +32,6 @@ _CALLBACKS = {
 }
 
 _LIBRARIES = ("lightning", "pytorch_lightning", "forge")
-_VALUES = (bool, int, float, list, dict, set, torch.Tensor, torch.nn.Module)
 
 
 def problems(trainer: Any) -> list[str]:
@@ -72,13 +70,9 @@ def remarks(trainer: Any) -> Iterator[str]:
     if of_lightning.validates_by_time(trainer):
         yield "val_check_interval is a time. Use a number of batches."
     for one in trainer.callbacks:
-        names = [name for name, value in vars(one).items() if isinstance(value, _VALUES)]
-        if names and not (_is_library(one) or _has_state(one)):
-            yield (
-                f"the callback {type(one).__name__} has no state_dict, so {', '.join(names)} would"
-                " be as at the start after a resume. If training changes them, give the callback"
-                " state_dict and load_state_dict."
-            )
+        is_saved = _is_library(one) or _has_state(one)
+        if not is_saved and (sentence := lost_on_resume(one)):
+            yield f"{sentence}."
 
 
 def _is_library(callback: Any) -> bool:

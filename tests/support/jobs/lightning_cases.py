@@ -82,6 +82,9 @@ class Forgetful(pl.Callback):
     def __init__(self):
         self.mean = 0.0
 
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.mean = 0.9 * self.mean + 0.1 * float(outputs["loss"])
+
 
 def with_a_callback_without_state():
     forge, saves = resume(), pl.callbacks.ModelCheckpoint("saved")
