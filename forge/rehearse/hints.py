@@ -105,6 +105,41 @@ def explained(
     return []
 
 
+def remarks(uninterrupted: Path, interrupted: list[Path]) -> list[str]:
+    """The variables that differ after a resume, although all results are the same.
+
+    Args:
+        uninterrupted: The trace of a run without signals.
+        interrupted: The traces of runs whose stops were recorded, too.
+    """
+    usual = {one.key: one for one in read(uninterrupted)}
+    pairs: list[tuple[TracedBoundary, TracedBoundary]] = []
+    measured: set[Any] = set()
+    for file in interrupted:
+        seen: dict[Key, TracedBoundary] = {}
+        for one in read(file):
+            if one.key in seen and seen[one.key].pid != one.pid:
+                pairs.append((seen[one.key], one))
+            elif one.key in usual:
+                measured |= set(_other(usual[one.key].variables, one.variables))
+            seen[one.key] = one
+    found = [(_unsaved(*pair, measured), *pair) for pair in pairs]
+    names, before, after = max(found, key=lambda one: len(one[0]), default=([], None, None))
+    if not (names and before and after):
+        return []
+    return [
+        f"Not saved, so different after the resume at step {after.step}, but no result that was"
+        " compared depends on it:",
+        *_variables(names, before, after),
+    ]
+
+
+def _unsaved(before: TracedBoundary, after: TracedBoundary, measured: set[Any]) -> list[Any]:
+    """The variables that differ, without those that are part of another one."""
+    names = [one for one in _other(before.variables, after.variables) if one not in measured]
+    return [one for one in names if not _is_inside(one, names)]
+
+
 def _at_resume(
     pairs: list[tuple[TracedBoundary, TracedBoundary]],
     usual: dict[Key, TracedBoundary],
@@ -112,8 +147,7 @@ def _at_resume(
     measured: set[Any],
 ) -> list[str]:
     (before, after), step = pairs[0], pairs[0][0].step
-    names = [one for one in _other(before.variables, after.variables) if one not in measured]
-    names = [one for one in names if not _is_inside(one, names)]
+    names = _unsaved(before, after, measured)
     found = list(_variables(names, before, after))
     if found:
         found.insert(0, f"not saved, so different after the resume at step {step}:")

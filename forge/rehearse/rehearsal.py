@@ -62,6 +62,11 @@ class RehearsedRun:
     history: ledger.History = field(default_factory=lambda: ledger.History([], {}))
 
     @property
+    def traced(self) -> Path:
+        """The record of the script's variables, if they were recorded."""
+        return self.directory / "traced.jsonl"
+
+    @property
     def num_steps(self) -> int:
         """Steps of all `forge.Run` together; a repeated step counts once."""
         return sum(end["step"] for end in _ends(self.history).values() if end)
@@ -151,22 +156,21 @@ class Rehearsal:
         Returns:
             The file with the record.
         """
-        file = self.root / f"{name.replace(' ', '_')}.jsonl"
-        self._traced = {trace_recorder.VARIABLE: f"{','.join(map(str, steps))} {file}"}
-        try:
-            self.run(name, planned)
-        finally:
-            self._traced = {}
-        return file
+        return self.run(name, planned, ",".join(map(str, steps))).traced
 
-    def run(self, name: str, planned: list[Strike]) -> RehearsedRun:
+    def run(self, name: str, planned: list[Strike], trace: str | None = None) -> RehearsedRun:
         """Run the script until it finishes, and start it again after each signal.
 
+        Args:
+            name: Of the run, and of its directory.
+            planned: The signals.
+            trace: Boundaries at which its variables are recorded; see `trace_recorder`.
         Raises:
             RehearsalFailed: If it fails, or does not finish.
         """
         run = RehearsedRun(name, self.root / name.replace(" ", "_"))
         run.directory.mkdir(parents=True)
+        self._traced = {} if trace is None else {trace_recorder.VARIABLE: f"{trace} {run.traced}"}
         run.began = began = time.monotonic()
         for strike in [*planned, None]:
             if self._attempt(run, strike):

@@ -25,6 +25,7 @@ from forge.rehearse.printed import Free, differing_prints, numbers_to_compare
 from forge.rehearse.rehearsal import Rehearsal, RehearsedRun
 from forge.rehearse.surroundings import Surroundings
 from forge.rehearse.terminal import duration, say
+from forge.training.loop.trace_recorder import AT_STOPS
 
 IDENTICAL, DIFFERENT, NO_VERDICT = 0, 1, 3
 """Exit codes. No verdict: the script failed by itself, or no run got a signal."""
@@ -81,7 +82,7 @@ class RehearsalVerdict:
             first = self._rehearsal.run("uninterrupted 1", [])
             _row(first)
             self._estimate(first)
-            second = self._rehearsal.run("uninterrupted 2", [])
+            second = self._rehearsal.run("uninterrupted 2", [], AT_STOPS)
         except RehearsalFailed as error:
             say(f"Without any interruption, the script {error}")
             has_begun = ledger.read_progress(self._rehearsal.root / "uninterrupted_1") is not None
@@ -94,7 +95,8 @@ class RehearsalVerdict:
             say("Nothing to test: the forge.Run of the script took no step.")
             return NO_VERDICT
         interrupted, num_bad = self._interrupt(first)
-        for line in report.lines(first, interrupted, surroundings.written()):
+        remarks = [] if num_bad else hints.remarks(second.traced, [x.traced for x in interrupted])
+        for line in [*remarks, *report.lines(first, interrupted, surroundings.written())]:
             say(line)
         return self._conclude(interrupted, num_bad)
 
@@ -179,7 +181,7 @@ class RehearsalVerdict:
             name, began = f"interrupted {number + 1}", time.monotonic()
             planned = plan(first.num_boundaries, wanted.seed + number, wanted.signals)
             try:
-                run = self._rehearsal.run(name, planned)
+                run = self._rehearsal.run(name, planned, AT_STOPS)
                 interrupted.append(run)
                 is_same = self._is_same(first, run)
                 needed_s = time.monotonic() - began

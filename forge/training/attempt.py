@@ -347,7 +347,7 @@ class Attempt:
         if REHEARSAL in os.environ:
             from forge.training.loop import fault_injection, trace_recorder
 
-            if trace_recorder.VARIABLE in os.environ:
+            if trace_recorder.VARIABLE in os.environ and not self._group.rank:
                 name = directory.checkpoint_dir.name
                 found.append(trace_recorder.TraceRecorder(name, self.loops, self._train_state))
             found.append(fault_injection.FaultInjector(directory.ledger))

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from forge.rehearse.hints import explained, read
+from forge.rehearse.hints import explained, read, remarks
 
 SCRIPT = """\
 best = 9
@@ -148,3 +148,20 @@ def test_nothing_is_said_of_what_is_the_same(traced):
     with interrupted.file.open("a") as file:
         file.write('{"pid": 3')
     assert said() == []
+
+
+def test_what_a_resume_lost_without_effect_is_a_remark(tmp_path, script):
+    """A count in the name of a file changes no checkpoint; a clock differs before any signal."""
+    usual, one, other = (Tracing(tmp_path / name, script) for name in ("usual", "one", "other"))
+    usual.at(0, best=9, clock=1)
+    one.at(0, best=9, clock=7)
+    one.at(5, best=4, clock=8)
+    one.at(5, pid=2, best=4, clock=9)
+    assert remarks(usual.file, [one.file]) == []
+    other.at(0, best=9, clock=10)
+    other.at(6, best=3, clock=11, loss=2)
+    other.at(6, pid=2, best=9, clock=12)
+    title, variable, advice = remarks(usual.file, [one.file, other.file])
+    assert title.startswith("Not saved, so different after the resume at step 6, but no result")
+    assert variable.endswith("train.py:1: `best`: 9, but 3 without interruption")
+    assert "keep `best` in run.state" in advice

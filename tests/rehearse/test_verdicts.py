@@ -235,7 +235,7 @@ class Ended:
     def __init__(self, *hits, **state):
         self.hits, self.state, self.num_runs = hits, {"live": {"w": 1}} | state, 0
 
-    def run(self, name, planned):
+    def run(self, name, planned, trace=None):
         self.num_runs += 1
         run = run_of(self.state, {0: {"loss": 1.0, "seconds": float(self.num_runs)}})
         events = [{"kind": "run", "checkpoints": "checkpoints"}, {"kind": "finish", "step": 4}]

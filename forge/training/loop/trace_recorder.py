@@ -2,9 +2,9 @@
 
     FORGE_TRACE="97,98,99 /tmp/…/trace.jsonl"
 
-Used only after a rehearsal has found a difference. At the first boundaries of each process and at
-those of the given steps, a line has the fingerprint of each leaf of a checkpoint, of the last
-batch, and of each variable of the script.
+At the first boundaries of each process and at those of the given steps, a line has the fingerprint
+of each leaf of a checkpoint, of the last batch, and of each variable of the script. With "stops" in
+place of the steps, the boundary at which a process is stopped has one, too.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from forge.training.loop.loop_progress import LoopProgress
 from forge.training.train_state import TrainState
 
 VARIABLE = "FORGE_TRACE"
+AT_STOPS = "stops"
 NUM_FIRST = 3
 """Number of first boundaries of each process that are always written."""
 
@@ -49,11 +50,18 @@ class TraceRecorder(Watcher):
 
     def on_boundary(self, step: int) -> None:
         """Write a line, if this is one of the boundaries to trace."""
+        steps, _ = _options()
+        if _num_written[0] < NUM_FIRST or str(self._loops.step) in steps.split(","):
+            _num_written[0] += 1
+            self._write()
+
+    def on_stop(self) -> None:
+        """Write a line, with what the next process has to restore."""
+        if _options()[0] == AT_STOPS:
+            self._write()
+
+    def _write(self) -> None:
         loops = self._loops
-        steps, file = os.environ[VARIABLE].split(" ", 1)
-        if _num_written[0] >= NUM_FIRST and str(loops.step) not in steps.split(","):
-            return
-        _num_written[0] += 1
         state = {key: one for key, one in self._train_state.capture().items() if key != "metrics"}
         epoch = [loops.epochs.epoch, loops.epochs.phase.name] if loops.epochs else []
         given = self._train_state.live.given.values()
@@ -64,5 +72,10 @@ class TraceRecorder(Watcher):
             "batch": fingerprint(self._batch[0]) if self._batch else None,
             "variables": list(variables(inspect.currentframe(), given)),
         }
-        with open(file, "a") as out:
+        with open(_options()[1], "a") as out:
             out.write(json.dumps(line) + "\n")
+
+
+def _options() -> list[str]:
+    """The steps to trace, and the file."""
+    return os.environ[VARIABLE].split(" ", 1)
