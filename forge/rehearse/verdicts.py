@@ -152,8 +152,9 @@ class RehearsalVerdict:
             self._is_same(first, second)
             say(
                 "Two uninterrupted runs differ, so that resumed runs cannot be compared. Seed every"
-                " random generator, and choose deterministic kernels"
-                " (torch.use_deterministic_algorithms); or allow a difference with --tolerance."
+                " random generator and every random split of the data, and choose deterministic"
+                " kernels (torch.use_deterministic_algorithms); or allow a difference with"
+                " --tolerance."
             )
             return False
         differing = differing_values(first, second, tolerance)
