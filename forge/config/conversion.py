@@ -17,7 +17,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from forge import messages
 from forge.compat import of_omegaconf
-from forge.config import removed, slurm_keys
+from forge.config import slurm_keys
 from forge.config.schema import (
     SIGNALS,
     CommandCheckConfig,
@@ -60,7 +60,7 @@ def convert(policy: Any) -> tuple[Policy, dict[str, str]]:
         policy = {}
     own: dict[str, Any] = {}
     for key, value in _leaves(_resolved(policy, "", problems), ""):
-        if key in _SLURM and removed.problem(key) is None:
+        if key in _SLURM:
             if value is not None:
                 own[key.removeprefix("slurm.")] = value
             continue
@@ -199,9 +199,6 @@ def _set(typed: DictConfig, key: str, value: Any) -> str | None:
     """Set one key with OmegaConf's own conversion; return the problem, or None."""
     shown = f"`resilience.{key}={value}`"
     path = key
-    refused = removed.problem(key) or slurm_keys.refused(key)
-    if refused is not None:
-        return refused
     if key.startswith("signal.actions."):
         name = signal_name(key.rsplit(".", 1)[-1])
         if name not in SIGNALS:
@@ -212,6 +209,11 @@ def _set(typed: DictConfig, key: str, value: Any) -> str | None:
         if problem:
             return problem
     elif key not in known_keys():
+        from forge.config import removed  # a right policy needs none of it
+
+        refused = removed.problem(key) or slurm_keys.refused(key)
+        if refused is not None:
+            return refused
         problem = group_problem(key)
         if problem is not None:  # {}: a group without any key
             return None if value == {} else f"{shown}: {problem}"

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from forge.config import removed
 from forge.config.keys import key
 from forge.errors import Reason
 
@@ -572,10 +571,3 @@ class Policy:
         """
         given = self.shutdown.timeout_s
         return STOP_SHARE * self.signal.warning_s if given is None else given
-
-
-def __getattr__(name: str) -> Any:
-    """Removed classes, which a pickled policy of an earlier version still names."""
-    if name in removed.CLASSES:
-        return removed.Pickled
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,8 +2,8 @@
 
 It is in `<job dir>/.forge/plan.json`; on a cluster the wrapper extracts it from the bundle of the
 submission. Only this module writes and reads it. A plan of another version of forge is accepted if
-it has every field that this version needs, and no unknown field except removed keys of the policy;
-otherwise the error names the field. So a field whose type or meaning changes gets a new name.
+it has every field that this version needs, and no unknown field; otherwise the error names the
+field. So a field whose type or meaning changes gets a new name.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from forge._version import __version__
-from forge.config import removed
 from forge.config.schema import RequeueConfig, RequeueRule
 from forge.errors import ConfigError
 from forge.jobdir.job_files import PLAN, forge_dir, read_json, write_json
@@ -212,7 +211,6 @@ def from_json(content: dict[str, Any], where: str) -> JobPlan:
     """
     try:
         slurm, requeue, command = content.get("slurm"), content["requeue"], content.get("exec")
-        requeue = removed.without({"requeue": requeue})[0]["requeue"]
         content = _with_new_names(content)
         rules = [RequeueRule(**rule) for rule in requeue["rules"]]
         typed = {

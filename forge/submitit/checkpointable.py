@@ -27,6 +27,8 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import asdict
+from enum import Enum
 from pathlib import Path
 from typing import Any, NoReturn, TypeGuard
 
@@ -100,11 +102,11 @@ class Checkpointable:
 
     def __getstate__(self) -> dict[str, Any]:
         """The pickled state: the policy as plain values, which later versions of forge can read."""
-        return vars(self) | {"policy": removed.plain(self.policy)}
+        return vars(self) | {"policy": _plain(asdict(self.policy))}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """In the job: keys that no longer exist are ignored, with a notice."""
-        policy, ignored = removed.without(removed.plain(state["policy"]))
+        policy, ignored = removed.without(state["policy"])
         removed.notify(ignored)
         vars(self).update(state | {"policy": loading.load(policy)})
 
@@ -145,6 +147,15 @@ class Checkpointable:
 
 
 # -- one start ---------------------------------------------------------------------------------
+
+
+def _plain(value: Any) -> Any:
+    """Values of a policy without its classes, which a later version of forge can lack."""
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    return value.name if isinstance(value, Enum) else value
 
 
 def _has_failed(state: JobState | None) -> TypeGuard[JobState]:
