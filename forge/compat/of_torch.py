@@ -75,16 +75,6 @@ def non_persistent_buffers(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: one for name, one in own if name in module._non_persistent_buffers_set}
 
 
-def persistent_buffers(module: torch.nn.Module) -> dict[str, torch.Tensor | None]:
-    """This module's persistent buffers (not its children's), including those that are None.
-
-    If it goes: use the `named_buffers(recurse=False)` that are in `state_dict()`. A buffer that is
-    None until the first call is then rejected once it has a value.
-    """
-    left_out = module._non_persistent_buffers_set
-    return {name: one for name, one in module._buffers.items() if name not in left_out}
-
-
 def loader_of(module: torch.nn.Module | type[torch.nn.Module]) -> Any:
     """The method that loads this module's own part of a state_dict; layers can override it.
 

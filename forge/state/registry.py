@@ -15,7 +15,6 @@ from forge.checkpoint.format.shards import Like
 from forge.errors import StateMismatch
 from forge.state import (
     adapters,
-    buffers,
     ddp_buckets,
     module_state,
     optimizer_state,
@@ -128,7 +127,6 @@ class StateRegistry:
             "states": states,
             "order": now.order,
             "tied": now.tied,
-            "buffers": {n: buffers.changed(built.buffers[n], now.buffers[n]) for n in now.buffers},
             "unregistered": stray_parameters.capture(self.objects, states),
             "evaluating": [name for name, one in self._modules() if not one.training],
             "dropout": {name: one.p for name, one in self._modules() if isinstance(one, _DROPOUTS)},
@@ -238,10 +236,6 @@ class StateRegistry:
             StateMismatch: Names each leaf that differs.
         """
         self.check(saved)
-        for name, one in self.objects.items():
-            if isinstance(one, torch.nn.Module):
-                first, wanted = self._buffers_of(name, one, saved)
-                buffers.fit(one, first, wanted)
         copies = TensorCopies(owned, self._known(saved))
         for name in self.objects:
             self.put(name, saved["states"][name], copies)
@@ -315,24 +309,13 @@ class StateRegistry:
     def _as_built(self) -> Structure:
         return self._built or structure.built(self.objects, self.read_states())
 
-    def _buffers_of(
-        self, name: str, one: torch.nn.Module, saved: dict[str, Any]
-    ) -> tuple[buffers.Built, dict[str, Any]]:
-        """A module's buffers as built, and the shapes that they need for this state."""
-        first = self._built.buffers[name] if self._built is not None else buffers.built(one)
-        recorded = saved.get("buffers", {}).get(name, {})
-        return first, buffers.targets(one, first, saved["states"][name], recorded)
-
     def _object_differences(self, name: str, one: Stateful, saved: dict[str, Any]) -> Iterator[str]:
         state = saved["states"][name]
         adapters.check(one, state)
         kind = adapters.of_main(saved["kinds"].get(name, adapters.class_name(one)))
         if isinstance(one, torch.nn.Module):
             own = module_state.own_ways(one)
-            _, made = self._buffers_of(name, one, saved)
-            live = {key: leaf for key, leaf in one.state_dict().items() if key not in made}
-            rest = {key: leaf for key, leaf in state.items() if key not in made}
-            yield from module_state.differences(name, live, rest, own)
+            yield from module_state.differences(name, one.state_dict(), state, own)
         elif kind != adapters.class_name(one):
             yield (
                 f"{name}: the checkpoint has the state of a {kind}, but forge.Run was given a"

@@ -2,16 +2,16 @@
 
 The next start builds the objects as this one did. A structure that the loop has changed could be
 saved, but not loaded. So forge compares it with the initial structure before each save, and refuses
-a change while the job still runs. Not compared: buffers, which can grow, keys that a module loads
-in its own way, state that an optimizer creates when it steps, and the state of objects that are
-neither modules nor optimizers.
+a change while the job still runs. Not compared: keys that a module loads in its own way, state that
+an optimizer creates when it steps, and the state of objects that are neither modules nor
+optimizers.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,8 +19,7 @@ from torch import nn
 
 from forge.compat import of_torch
 from forge.errors import ConfigError
-from forge.state import buffers, module_state, sharing, stray_parameters
-from forge.state.buffers import Built
+from forge.state import module_state, sharing, stray_parameters
 
 Groups = dict[str, tuple[torch.optim.Optimizer, list[list[torch.Tensor]]]]
 """Name -> an optimizer, and the parameters of its groups."""
@@ -42,27 +41,22 @@ class Structure:
     """The structure that is compared."""
 
     leaves: dict[str, str]
-    """Name of each leaf in a module's state, except buffers -> dtype and shape."""
-    buffers: dict[str, Built]
-    """By module, its buffers."""
+    """Name of each leaf in a module's state -> dtype and shape."""
     order: dict[str, list[list[str]]]
     """By optimizer and group, the names of its parameters."""
     names: set[str]
     """The tensors of modules, and the parameters without a module."""
     tied: list[list[str]]
     """Names that share memory."""
-    paths: dict[str, set[str]] = field(default_factory=dict)
-    """By module, the paths of its submodules; only of the initial structure."""
     own: tuple[str, ...] = ()
     """Prefixes of names that a module loads in its own way; only of the initial structure."""
 
 
 def built(objects: Mapping[str, Any], states: Mapping[str, Any]) -> Structure:
-    """The initial structure: that of `of`, with the fields that determine the loadable changes."""
+    """The initial structure: that of `of`, with the keys that may change."""
     modules = [(name, one) for name, one in objects.items() if isinstance(one, nn.Module)]
     return replace(
         of(objects, states),
-        paths={name: {path for path, _ in one.named_modules()} for name, one in modules},
         own=tuple(f"{n}.{p}" for n, one in modules for p in module_state.own_ways(one)),
     )
 
@@ -75,16 +69,13 @@ def of(objects: Mapping[str, Any], states: Mapping[str, Any]) -> Structure:
         states: The current results of their `state_dict`.
     """
     modules = {name: one for name, one in objects.items() if isinstance(one, nn.Module)}
-    held = {name: buffers.built(one) for name, one in modules.items()}
     named = list(_named(objects, states))
     return Structure(
         leaves={
             f"{name}.{key}": "" if _is_extra(key) else module_state.describe(leaf)
             for name in modules
             for key, leaf in states[name].items()
-            if key not in held[name]
         },
-        buffers=held,
         order=orders(objects),
         names={name for name, _ in named},
         tied=sharing.groups(named),
@@ -206,14 +197,6 @@ def _module_differences(first: Structure, now: Structure) -> Iterator[str]:
         was, found = first.leaves.get(name), now.leaves.get(name)
         if was != found:
             yield _changed(name, was or "nothing", found or "nothing")
-    for name, before in first.buffers.items():
-        after = now.buffers[name]
-        for key in before.keys() - after.keys():
-            if f"{name}.{key}" not in now.leaves:
-                yield _changed(f"{name}.{key}", "a buffer", "nothing")
-        for key in after.keys() - before.keys():
-            if key.rpartition(".")[0] not in first.paths[name] and after[key] is not None:
-                yield _changed(f"{name}.{key}", "nothing", f"a buffer: {after[key]}")
 
 
 def order_differences(
@@ -229,7 +212,8 @@ def order_differences(
 
 def tied_differences(built: Structure, saved: Mapping[str, Any]) -> Iterator[str]:
     """A sentence for each two names that share memory only in a captured state, or only here."""
-    known = {f"{name}.{key}" for name in built.buffers for key in saved["states"][name]}
+    states = saved["states"].items()
+    known = {f"{name}.{key}" for name, one in states if isinstance(one, Mapping) for key in one}
     known |= {f"{name}.{key}" for name, one in saved["unregistered"].items() for key in one}
     known.update(*saved["tied"])
     known = {one for one in known & built.names if not (built.own and one.startswith(built.own))}

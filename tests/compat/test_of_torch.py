@@ -77,24 +77,6 @@ def test_non_persistent_buffers():
         assert of_torch.non_persistent_buffers(model[0]) == {"cache": model[0].cache}
 
 
-def test_persistent_buffers():
-    """`named_buffers` omits a buffer that is None until the first call."""
-
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("saved", torch.zeros(1))
-            self.register_buffer("cache", torch.ones(1), persistent=False)
-            self.register_buffer("unset", None)
-
-    with contract(of_torch.persistent_buffers):
-        model = nn.Sequential(Model())
-        assert of_torch.persistent_buffers(model) == {}
-        assert of_torch.persistent_buffers(model[0]) == {"saved": model[0].saved, "unset": None}
-        model[0].unset = torch.ones(1)
-        assert list(model.state_dict()) == ["0.saved", "0.unset"]
-
-
 def test_loader_of():
     """torch calls it for each module; layers of torch override it in modules of torch."""
 
