@@ -99,15 +99,6 @@ def has_load_hooks(module: torch.nn.Module) -> bool:
     )
 
 
-def schedules_within(schedule: Any) -> list[Any] | None:
-    """The inner schedules of a SequentialLR or ChainedScheduler; None for other schedules.
-
-    If it goes: find the new names of that list and of the state_dict's key (SCHEDULES).
-    """
-    inner = getattr(schedule, SCHEDULES, None)
-    return inner if isinstance(inner, list) else None
-
-
 def num_yielded(iterator: Any) -> int | None:
     """Batches that a DataLoader's iterator has yielded; None for other iterators.
 

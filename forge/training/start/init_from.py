@@ -3,17 +3,20 @@
 Only the objects' state is loaded, never the step, the position in the data or random states:
 training starts from step 0.
 
-    keys are names given to forge.Run     each state goes to the object of that name
-    a checkpoint of forge's               the same, from its `live` state
+    a checkpoint of forge's               each state goes to the object of that name
+    keys are names given to forge.Run     the same, modules only
     a bare state_dict                     to the only module
     a checkpoint of Lightning             its `state_dict`, to the only module
+
+The state of an optimizer or schedule in a file does not name its class, and torch loads that of
+another class without an error, so forge loads it only from its own checkpoints.
 """
 
 from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +30,7 @@ from forge.checkpoint.load import inspection
 from forge.config.schema import CheckpointConfig
 from forge.errors import CheckpointError, ConfigError, StateMismatch
 from forge.jobdir import job_dir
-from forge.state import compatibility, stray_parameters
+from forge.state import stray_parameters
 from forge.state.optimizer_state import TensorCopies
 from forge.state.registry import StateRegistry, refuse
 
@@ -97,7 +100,7 @@ def _read_checkpoint(path: Path, config: CheckpointConfig, live: StateRegistry) 
     if not isinstance(saved, Mapping):
         raise CheckpointError(f"{checkpoint.path} was not saved by forge.Run")
     states, kinds = saved["states"], saved["kinds"]
-    found = _by_name(states, live, f"checkpoint {checkpoint.path.name}")
+    found = _by_name(states, live.objects, f"checkpoint {checkpoint.path.name}")
     if not found.states:
         raise StateMismatch(_nothing_fits(states, live))
     found.kinds = {name: kinds[name] for name in found.states}
@@ -129,7 +132,8 @@ def _assign(content: Any, live: StateRegistry) -> _Found:
     """Decide which object each part of a file goes to."""
     if not isinstance(content, dict):
         raise StateMismatch(f"expected a dict in the file, found a {type(content).__name__}")
-    found = _by_name(content, live, "its keys are the names given to forge.Run")
+    modules = [name for name, one in live.objects.items() if isinstance(one, torch.nn.Module)]
+    found = _by_name(content, modules, "its keys are the names given to forge.Run")
     if found.states:
         return found
     if isinstance(content.get("state_dict"), dict):
@@ -147,10 +151,8 @@ def _assign(content: Any, live: StateRegistry) -> _Found:
     raise StateMismatch(_nothing_fits(content, live))
 
 
-def _by_name(content: Mapping[Any, Any], live: StateRegistry, what: str) -> _Found:
-    states = {
-        name: content[name] for name in live.objects if isinstance(content.get(name), Mapping)
-    }
+def _by_name(content: Mapping[Any, Any], names: Iterable[str], what: str) -> _Found:
+    states = {name: content[name] for name in names if isinstance(content.get(name), Mapping)}
     others = [key for key in content if key not in states]
     return _Found(what, states, [messages.truncate_list(others, _SHOWN)] if others else [])
 
@@ -180,19 +182,12 @@ def _renamed(state: dict[str, Any], module: torch.nn.Module) -> dict[str, Any]:
 def _put(found: _Found, live: StateRegistry) -> None:
     """Compare everything, then load it."""
     part = StateRegistry({name: live.objects[name] for name in found.states})
-    refuse(
-        sentence
-        for name, one in part.objects.items()
-        if name not in found.kinds
-        for sentence in compatibility.differences(name, one, found.states[name])
-    )
     part.check({"states": found.states, "kinds": found.kinds})
     refuse(stray_parameters.differences(live.objects, found.unregistered, is_whole=False))
     given = {"states": found.states, "unregistered": found.unregistered}
     likes = {id(leaf): like.tensor for leaf, like in part.shardings(given)}
     for name, state in found.states.items():
         part.put(name, _sharded(state, likes), TensorCopies())
-    refuse(s for name, one in part.objects.items() for s in compatibility.lacking(name, one))
     stray_parameters.load(live.objects, _sharded(found.unregistered, likes))
 
 
@@ -211,7 +206,7 @@ def _sharded(value: Any, likes: Mapping[int, torch.Tensor]) -> Any:
 
 def _nothing_fits(content: Mapping[Any, Any], live: StateRegistry) -> str:
     return (
-        f"expected the names given to forge.Run ({', '.join(live.objects)}), a state_dict, or a"
-        " checkpoint of Lightning in the file; found"
+        f"expected states under the names given to forge.Run ({', '.join(live.objects)}; of a file"
+        " those of modules), a state_dict, or a checkpoint of Lightning; found"
         f" {messages.truncate_list(content, _SHOWN) or 'nothing'}"
     )
