@@ -49,8 +49,8 @@ def convert(policy: Any) -> tuple[Policy, dict[str, str]]:
         policy = {}
     if not isinstance(policy, Mapping):
         problems[
-            f"`resilience` is {policy!r}: expected a group of keys. Choose a preset, for example"
-            " `resilience=default`, in the defaults list of your config."
+            f"`resilience` is {policy!r:.60}: expected a group of keys. Choose a preset, for"
+            " example `resilience=default`, in the defaults list of your config."
         ] = ""
         policy = {}
     if _is_whole_config(policy):

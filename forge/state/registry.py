@@ -12,7 +12,7 @@ from forge import messages
 from forge.checkpoint import Store
 from forge.checkpoint.format import shards, tensor_encoding
 from forge.checkpoint.format.shards import Like
-from forge.errors import StateMismatch
+from forge.errors import ConfigError, StateMismatch
 from forge.state import (
     adapters,
     ddp_buckets,
@@ -38,7 +38,7 @@ class StateRegistry:
     """The registered objects by name.
 
     Raises:
-        TypeError: If an object has no state to save; names it.
+        ConfigError: If an object has no state to save; names it.
     """
 
     def __init__(self, objects: dict[str, Any]) -> None:
@@ -48,11 +48,14 @@ class StateRegistry:
         for name, one in objects.items():
             one = adapters.stateful(one)
             if not isinstance(one, Stateful):
-                raise TypeError(
-                    f"forge.Run({name.partition('.')[0]}=…): a {type(one).__name__} has no"
-                    " state_dict and load_state_dict, so it cannot be saved. Pass the object that"
-                    " has them (the module, the optimizer, …), or add these two methods; plain"
-                    " values belong in run.state."
+                raise ConfigError(
+                    [
+                        f"forge.Run({name.partition('.')[0]}=…): a {type(one).__name__} has no"
+                        " state_dict and load_state_dict, so it cannot be saved. Pass the object"
+                        " that has them (the module, the optimizer, …), or add these two methods;"
+                        " plain values belong in run.state."
+                    ],
+                    "The call of forge.Run",
                 )
             self.objects[name] = adapters.unwrapped(one)
         self._transient_buffers = TransientBuffers(self.objects)

@@ -9,7 +9,6 @@ import torch
 
 from forge.group.watcher import Watcher
 from forge.jobdir.ledger import Ledger
-from forge.training import misuse
 
 _MAX_PENDING = 50
 _MAX_AGE_S = 1.0
@@ -133,7 +132,7 @@ def checked_values(values: dict[str, Any]) -> dict[str, Any]:
             # A copy: the logged value must not change when the tensor is reused.
             taken[name] = float(value.item()) if is_on_host(value) else value.detach().clone()
         elif hasattr(value, "__float__") and not isinstance(value, torch.Tensor):
-            taken[name] = misuse.number(name, value)
+            taken[name] = float(value)
         else:
             raise TypeError(
                 f"run.log({name}=…): expected a number or a tensor of one element, found"

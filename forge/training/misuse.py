@@ -1,7 +1,6 @@
-"""Arguments of a call that are swapped, forgotten or of another kind, each named in one sentence.
+"""Calls of a Run that Python itself would not refuse, or not before the training has begun.
 
-An error names the expected argument, the argument found, and the correct call. `forge.Run` runs
-these checks before it does anything, so that a mistake costs no step of the training.
+An error names the argument found, and the correct call.
 """
 
 from __future__ import annotations
@@ -9,16 +8,12 @@ from __future__ import annotations
 import inspect
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, SupportsIndex, TypeVar
+from collections.abc import Mapping
+from typing import Any, SupportsIndex
 
 import torch
-from torch import nn
-from torch.optim import Optimizer
 
 from forge.errors import ConfigError, ForgeError
-
-_Method = TypeVar("_Method", bound=Callable[..., Any])
 
 _LOOPS = {
     "steps": "`for step, batch in run.steps(1000, loader):`",
@@ -26,42 +21,14 @@ _LOOPS = {
     "batches": "`for step, batch in run.batches(loader):`",
     "loader": "`unlabelled = run.loader(other_loader)`",
 }
-_UPDATE = "Write `run.update(loss, optimizer)`."
-
-
-def hide_unnamed(method: _Method) -> _Method:
-    """Leave `*unnamed` out of the signature that `help` shows: the method takes it to refuse it."""
-    signature = inspect.signature(method)
-    kept = [one for one in signature.parameters.values() if one.kind is not one.VAR_POSITIONAL]
-    method.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
-    return method
 
 
 def shown(value: Any) -> str:
     """A value in a message: a short text or number as it is, any other object by its type."""
-    if value is None:
-        return "None"
-    if isinstance(value, str | int | float):
-        if isinstance(value, int) and value.bit_length() > 200:
-            return f"an int of {value.bit_length()} bits"
-        text = repr(value)
-        return f"the {type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
-    name = value.__name__ if isinstance(value, type) else type(value).__name__
-    kind = "class" if isinstance(value, type) else _kind(value)
-    is_spelled = name.isupper() and name[:1] in "FHLMNRSX"  # an SGD
-    article = "an" if name[:1] in "AEIOUaeio" or is_spelled else "a"
-    return f"the class {name}" if kind == "class" else f"{article} {name}{kind}"
+    if isinstance(value, str | int | float | type | None):
+        return f"{value!r:.60}"
+    return f"a {type(value).__name__}"
 
-
-def _kind(value: Any) -> str:
-    if isinstance(value, nn.Module):
-        return " (a module)"
-    if isinstance(value, Optimizer) and type(value).__name__ != "Optimizer":
-        return " (an optimizer)"
-    return ""
-
-
-# -- the loops ---------------------------------------------------------------------------------
 
 EPOCHS_AFTER_A_LOOP = (
     "run.epochs() was called after another loop of this Run. Use one loop over run.epochs, or loops"
@@ -117,13 +84,12 @@ def check_boundary(step: int, last: int, *, is_open: bool) -> None:
         )
 
 
-def check_count(call: str, n: Any, loaders: Iterable[Any] = ()) -> None:
+def check_count(call: str, n: Any) -> None:
     """Refuse an argument that is not a number of steps or epochs.
 
     Args:
         call: `steps` or `epochs`.
         n: The first argument; None is checked by the caller.
-        loaders: The other arguments of `run.steps`.
     Raises:
         ForgeError: Naming the argument.
     """
@@ -131,18 +97,9 @@ def check_count(call: str, n: Any, loaders: Iterable[Any] = ()) -> None:
         number = n if isinstance(n, float) else operator.index(n)
         if number == math.inf or (number >= 0 and number % 1 == 0):
             return
-        raise ForgeError(f"run.{call}({n}): expected a whole number of {call}, 0 or more.")
-    is_swapped = any(isinstance(one, int) for one in loaders)
-    if isinstance(n, torch.Tensor) or not hasattr(n, "__iter__") or isinstance(n, str):
-        as_number = f"`run.{call}(int(n))`, for example."
-        remedy = f"Write {as_number if isinstance(n, str) else _LOOPS[call]}"
-    elif is_swapped:
-        remedy = f"The number comes first, then the loader: {_LOOPS[call]}"
-    else:
-        remedy = f"Write {_LOOPS[call]}"
     raise ForgeError(
-        f"run.{call}(): expected the number of {call} as the first argument, found {shown(n)}."
-        f" {remedy}"
+        f"run.{call}(): expected the number of {call} (a whole number, 0 or more) as the first"
+        f" argument, found {shown(n)}. Write {_LOOPS[call]}"
     )
 
 
@@ -152,13 +109,11 @@ def check_loader(call: str, loader: Any) -> None:
     Raises:
         ForgeError: Naming the object found.
     """
-    is_iterable = hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")
-    if is_iterable and not isinstance(loader, type | nn.Module | str):
-        return
-    raise ForgeError(
-        f"run.{call}(): expected a DataLoader or another iterable of batches, found"
-        f" {shown(loader)}. Write {_LOOPS[call]}"
-    )
+    if not (hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")):
+        raise ForgeError(
+            f"run.{call}(): expected a DataLoader or another iterable of batches, found"
+            f" {shown(loader)}. Write {_LOOPS[call]}"
+        )
 
 
 def check_function(call: str, function: Any, arguments: int) -> None:
@@ -181,11 +136,8 @@ def check_function(call: str, function: Any, arguments: int) -> None:
     except TypeError:
         name = getattr(function, "__name__", type(function).__name__)
         takes = "the number of steps done" if arguments else "no arguments"
-        step = "step" if arguments else ""
-        form = f"lambda {step}: …" if name == "<lambda>" else f"def {name}({step}):"
         raise ForgeError(
-            f"run.{call}: forge calls {name} with {takes}, and {name}{signature} does not take"
-            f" that. Write `{form}`."
+            f"run.{call}: forge calls {name} with {takes}, but its arguments are {signature}."
         ) from None
 
 
@@ -203,189 +155,23 @@ def check_interval(steps: Any) -> None:
         )
 
 
-# -- the update --------------------------------------------------------------------------------
-
-
-def check_loss(call: str, loss: Any) -> None:
-    """Refuse a loss that is not a number.
-
-    Raises:
-        ForgeError: Naming the object found.
-    """
-    if isinstance(loss, torch.Tensor) or hasattr(loss, "__float__"):
-        return
-    how = _UPDATE if call == "update" else "Write `if run.should_step(loss): optimizer.step()`."
-    order = "The loss comes first, then the optimizer." if isinstance(loss, Optimizer) else ""
-    raise ForgeError(
-        f"run.{call}(): expected the loss (a tensor or a number) as the first argument, found"
-        f" {shown(loss)}. {order + ' ' if order else ''}{how}"
-    )
-
-
-def check_update(optimizers: Iterable[Any], schedules: Iterable[Any], scaler: Any) -> None:
-    """Refuse arguments of `run.update` that are of another kind.
-
-    Raises:
-        ForgeError: Naming the argument.
-    """
-    for one in optimizers:
-        if not (hasattr(one, "param_groups") and hasattr(one, "zero_grad")):
-            raise ForgeError(
-                f"run.update(): expected an optimizer as the second argument, found {shown(one)}."
-                f" {_UPDATE}"
-            )
-    for one in schedules:
-        if isinstance(one, torch.amp.GradScaler):
-            raise ForgeError(
-                "run.update(): expected a learning rate schedule as the third argument, found a"
-                " GradScaler. Write `run.update(loss, optimizer, scaler=scaler)`."
-            )
-        if not hasattr(one, "step"):
-            raise ForgeError(
-                "run.update(): expected a learning rate schedule as the third argument, found"
-                f" {shown(one)}. Write `run.update(loss, optimizer, schedule)`."
-            )
-    if scaler is not None and not hasattr(scaler, "unscale_"):
-        raise ForgeError(
-            f"run.update(scaler=…): expected a torch.amp.GradScaler, found {shown(scaler)}. Write"
-            " `run.update(loss, optimizer, scaler=scaler)`."
-        )
-
-
-def refuse_unnamed_metrics(unnamed: tuple[Any, ...]) -> None:
-    """Refuse `run.log("loss", loss)` and `run.log({"loss": loss})`.
-
-    Raises:
-        ForgeError: Saying how to write it.
-    """
-    if not unnamed:
-        return
-    first = unnamed[0]
-    names = list(first) if isinstance(first, Mapping) else [first]
-    name = next((one for one in names if isinstance(one, str) and one.isidentifier()), "loss")
-    how = "`run.log(**metrics)`" if isinstance(first, Mapping) else f"`run.log({name}={name})`"
-    raise ForgeError(
-        "run.log(): expected each value with its name as a keyword, found"
-        f" {shown(first)} without one. Write {how}."
-    )
-
-
-# -- forge.Run ---------------------------------------------------------------------------------
-
-
-def check_run(policy: Any, unnamed: tuple[Any, ...], stateful: Mapping[str, Any]) -> None:
-    """Refuse arguments of `forge.Run` that cannot be saved in the way they are passed.
+def check_given(stateful: Mapping[str, Any]) -> None:
+    """Refuse arguments of `forge.Run` that have a state and are no objects to save.
 
     Raises:
         ConfigError: With a sentence for each argument.
     """
-    problems = [*_policy_problems(policy, unnamed)]
+    problems = []
     for name, one in stateful.items():
-        problem = _keyword_problem(name, one)
-        if problem is not None:
-            problems.append(f"forge.Run({name}=…): {problem}")
+        if isinstance(one, torch.utils.data.DataLoader):  # it would be restored twice
+            problems.append(
+                f"forge.Run({name}=…): found {shown(one)}. The loop saves the position in its data:"
+                f" leave the loader out here, and write {_LOOPS['steps']}"
+            )
+        elif name == "policy" and not hasattr(one, "load_state_dict"):  # a network can be called so
+            problems.append(
+                "forge.Run(policy=…): the policy is the first argument and has no name:"
+                " `forge.Run(policy, model=model)`."
+            )
     if problems:
         raise ConfigError(problems, "The call of forge.Run")
-
-
-def _policy_problems(policy: Any, unnamed: tuple[Any, ...]) -> Iterable[str]:
-    is_object = isinstance(policy, nn.Module | Optimizer | type)
-    if is_object:
-        yield (
-            f"expected the policy as the first argument, found {shown(policy)}. Write"
-            f" `forge.Run(cfg.resilience, {_name_for(policy)}={_name_for(policy)})`; without a"
-            " config, `forge.Run(None, …)` has the default policy."
-        )
-    elif isinstance(policy, str):
-        yield (
-            f"expected the policy as the first argument, found {shown(policy)}. A policy is a"
-            " mapping, such as `cfg.resilience` or {'checkpoint': {'dir': 'checkpoints'}}; a YAML"
-            " file is read by `OmegaConf.load(path)`."
-        )
-    if unnamed:
-        kinds = ", ".join(map(shown, unnamed))
-        names = ", ".join(f"{name}={name}" for name in map(_name_for, unnamed))
-        yield (
-            f"expected every object with a name, which the checkpoint uses, found {kinds} without"
-            f" one. Write `forge.Run({'cfg.resilience' if not is_object else '…'}, {names})`."
-        )
-
-
-def _name_for(one: Any) -> str:
-    kinds = ((nn.Module, "model"), (Optimizer, "optimizer"), (torch.amp.GradScaler, "scaler"))
-    return next((name for kind, name in kinds if isinstance(one, kind)), "schedule")
-
-
-def _keyword_problem(name: str, one: Any) -> str | None:
-    """The problem of an object to be saved, or None."""
-    if name == "policy" and not hasattr(one, "state_dict"):  # reinforcement learning has networks
-        return "the policy is the first argument and has no name: `forge.Run(policy, model=model)`."
-    if one is None:
-        return f"expected an object to save, found None. Leave `{name}` out if there is none."
-    if isinstance(one, type):
-        return f"expected an instance, found {shown(one)} itself. Write `{name}={one.__name__}(…)`."
-    if _is_state_dict(one):
-        return (
-            "found a state dict, which is a copy of the values: forge could not put them back into"
-            f" the object. Give the object itself: `{name}={name}`, not"
-            f" `{name}={name}.state_dict()`."
-        )
-    if isinstance(one, torch.utils.data.DataLoader):  # with a state, it would be restored twice
-        return (
-            f"found {shown(one)}. The loop saves the position in its data: leave the loader out"
-            f" here, and write {_LOOPS['steps']}"
-        )
-    if isinstance(one, str | bytes | int | float | bool):
-        key = _policy_key(name)
-        if key is not None:
-            return (
-                f"is a key of the policy, not an object to save. Set it there: `resilience.{key}`"
-                f" in the config, or {_nested(key, one)} in a policy that is a mapping."
-            )
-        return (
-            f"expected an object with a state_dict, found {shown(one)}. A value that changes during"
-            f" training is kept in run.state: `run.state[{name!r}] = …`; the settings of the job"
-            " are given as `config=`."
-        )
-    return None
-
-
-def _is_state_dict(one: Any) -> bool:
-    if not isinstance(one, Mapping) or not one:
-        return False
-    if set(one) == {"state", "param_groups"}:
-        return True
-    return all(isinstance(v, torch.Tensor) for v in one.values())
-
-
-def _policy_key(name: str) -> str | None:
-    """The policy's key that a keyword most likely means: `checkpoint_dir`, `every_steps`."""
-    from forge.config.conversion import known_keys
-
-    keys = known_keys()
-    exact = [key for key in keys if key.replace(".", "_") == name]
-    last = [key for key in keys if key.rsplit(".", 1)[-1] == name]
-    found = exact or last
-    return found[0] if len(found) == 1 else None
-
-
-def _nested(key: str, value: Any) -> str:
-    head, _, rest = key.partition(".")
-    inner = _nested(rest, value) if rest else repr(value)
-    return f"{{{head!r}: {inner}}}"
-
-
-def number(name: str, value: Any) -> float:
-    """A logged value as a float.
-
-    Raises:
-        ForgeError: If it is larger than a float can be.
-    """
-    try:
-        return float(value)
-    except OverflowError:
-        raise ForgeError(
-            f"run.log({name}=…): expected a number that fits in a float (at most about 1.8e308),"
-            f" found {shown(value)}. Log its logarithm, for example"
-            f" `run.log({name}=math.log({name}))`."
-        ) from None

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
 
@@ -59,7 +59,6 @@ class Run:
 
     Args:
         policy: `cfg.resilience`, a mapping, a `forge.Policy`, or None for the defaults.
-        unnamed: Not allowed: give each object a name, as in `forge.Run(policy, model=model)`.
         name: Tells apart several Runs of one script (folds, seeds, stages). The checkpoints are
             in `<checkpoint.dir>/<name>`.
         config: The settings that identify the job: an argparse.Namespace, a dataclass, or a
@@ -77,22 +76,21 @@ class Run:
         StateMismatch: When the block is entered, if the checkpoint does not fit the objects.
     """
 
-    @misuse.hide_unnamed
     def __init__(
         self,
         policy: Policy | Mapping[str, Any] | None = None,
         /,
-        *unnamed: NoReturn,
+        *,
         name: str | None = None,
         config: Any = None,
         **stateful: Any,
     ) -> None:
         with preflight.exits():  # a wrong argument ends the process with code 78
-            misuse.check_run(policy, unnamed, stateful)
+            misuse.check_given(stateful)
             self.policy: Policy = preflight.checked_policy(policy)
             self.name = preflight.checked_name(name)
             self._config = preflight.checked_config(config)
-        self._live = StateRegistry(stateful)
+            self._live = StateRegistry(stateful)
         self._evaluations = Evaluations()
         self.state = RunState()
         """A dict for your own values, which are saved and restored with everything else."""
@@ -199,7 +197,7 @@ class Run:
         """
         attempt = self._entered("steps")
         if n is not None:
-            misuse.check_count("steps", n, loaders)
+            misuse.check_count("steps", n)
         number = math.inf if n is None else n
         first = loaders[0] if loaders else None
         for one in loaders[first is None :]:
@@ -417,7 +415,6 @@ class Run:
                 "run.update() was called outside a step, so it is not counted or saved: call it"
                 " inside `for step, batch in run.steps(n, loader):`, or inside run.batches."
             )
-        misuse.check_loss("update", loss)
         return self._entered("update").updater.update(loss, optimizer, schedule, scaler, clip_norm)
 
     def should_step(self, loss: torch.Tensor | float) -> bool:
@@ -433,20 +430,16 @@ class Run:
         Raises:
             ForgeError: Outside `with forge.Run(...) as run:`.
         """
-        misuse.check_loss("should_step", loss)
         return self._entered("should_step").updater.should_step(loss)
 
-    @misuse.hide_unnamed
-    def log(self, *unnamed: NoReturn, **values: Any) -> None:
+    def log(self, **values: Any) -> None:
         """Record metrics of the current step in the job's ledger, without waiting for the GPU.
 
         Args:
-            unnamed: An error: each value needs a name, as in `run.log(loss=loss)`.
             values: Numbers or one-element tensors, by name.
         Raises:
-            ForgeError: If a value has no name, or is too large for a float.
+            TypeError: If a value is neither.
         """
-        misuse.refuse_unnamed_metrics(unnamed)
         checked = checked_values(values)
         if self._attempt is not None:
             self._attempt.log(checked)

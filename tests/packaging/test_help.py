@@ -22,14 +22,6 @@ def test_help_opens_with_a_purpose_and_an_example(thing):
     assert shown.index(purpose) < shown.index(LOOP) < 1000
 
 
-def test_help_shows_no_argument_that_is_there_to_be_refused():
-    """`*unnamed` in the signature would invite the call that it refuses."""
-    for method in (forge.Run, forge.Run.log):
-        assert "unnamed" not in str(inspect.signature(method))
-    with pytest.raises(SystemExit):
-        forge.Run({}, "model")
-
-
 @pytest.mark.parametrize(
     ("name", "hint"),
     [

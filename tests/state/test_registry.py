@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from forge.errors import StateMismatch
+from forge.errors import ConfigError, StateMismatch
 from forge.state.registry import StateRegistry
 
 
@@ -281,7 +281,7 @@ class OnlySaves:
 )
 def test_what_has_no_state_is_refused_by_name(value):
     """Its state would be lost at every stop."""
-    with pytest.raises(TypeError, match=r"forge\.Run\(thing=…\): a .* has no state_dict"):
+    with pytest.raises(ConfigError, match=r"forge\.Run\(thing=…\): a .* has no state_dict"):
         StateRegistry({"thing": value})
 
 

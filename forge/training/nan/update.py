@@ -13,7 +13,6 @@ from forge.compat import of_torch
 from forge.errors import ForgeError
 from forge.group.watcher import Watcher
 from forge.state.registry import StateRegistry
-from forge.training import misuse
 from forge.training.nan.nan_policy import Checked, NanPolicy
 from forge.training.nan.norms import clip
 from forge.training.nan.scaling import Overflows, Scaling
@@ -205,7 +204,6 @@ class Updater(Watcher):
         given = tuple(id(one) for one in (*optimizers, *schedules, scaler))
         if given in self._accepted:
             return
-        misuse.check_update(optimizers, schedules, scaler)
         for one in schedules:
             if isinstance(one, torch.optim.lr_scheduler.ReduceLROnPlateau):
                 raise ForgeError(
@@ -221,13 +219,6 @@ class Updater(Watcher):
                     " Call optimizer.step(closure) yourself if run.should_step(loss) is true, and"
                     " give the optimizer to forge.Run(policy, …, optimizer=optimizer)."
                 )
-        groups = [group for one in optimizers for group in one.param_groups]
-        is_scaled = scaler is not None and scaler.is_enabled()
-        if is_scaled and any(shards.is_sharded(p) for group in groups for p in group["params"]):
-            raise ForgeError(
-                "run.update(scaler=…): a GradScaler does not support sharded parameters: each rank"
-                " would check only its own gradients. Train in bfloat16, which needs no scaler."
-            )
         if not optimizers:
             raise ForgeError("run.update(optimizer=[]): expected at least one optimizer.")
         named = [("optimizer", one) for one in optimizers] + [("schedule", s) for s in schedules]
@@ -238,6 +229,13 @@ class Updater(Watcher):
                     f" so its state would be lost at every stop. Write"
                     f" `forge.Run(policy, …, {name}={name})`."
                 )
+        groups = [group for one in optimizers for group in one.param_groups]
+        is_scaled = scaler is not None and scaler.is_enabled()
+        if is_scaled and any(shards.is_sharded(p) for group in groups for p in group["params"]):
+            raise ForgeError(
+                "run.update(scaler=…): a GradScaler does not support sharded parameters: each rank"
+                " would check only its own gradients. Train in bfloat16, which needs no scaler."
+            )
         self._accepted.add(given)
 
 
