@@ -111,7 +111,7 @@ def num_yielded(iterator: Any) -> int | None:
 def version(value: Any) -> int | None:
     """How often a tensor was changed in place; None for other values and inference tensors.
 
-    If it goes: compare small tensors with a copy, as `TransientBuffers` does.
+    If it goes: compare small tensors with a copy.
     """
     import torch
 

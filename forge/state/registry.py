@@ -24,7 +24,6 @@ from forge.state import (
 from forge.state.adapters import Stateful
 from forge.state.optimizer_state import TensorCopies
 from forge.state.structure import Structure
-from forge.state.transient_buffers import TransientBuffers
 
 _DROPOUTS = (
     nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout
@@ -58,7 +57,6 @@ class StateRegistry:
                     "The call of forge.Run",
                 )
             self.objects[name] = adapters.unwrapped(one)
-        self._transient_buffers = TransientBuffers(self.objects)
         self._built: Structure | None = None
         """The structure of the objects as the script built them; None before `check_savable`."""
         self._groups: structure.Groups = {}
@@ -117,7 +115,6 @@ class StateRegistry:
         Raises:
             ConfigError: If the loop has changed objects so that no later start could load them.
         """
-        self._transient_buffers.check()
         for path, one in self._modules():
             module_state.check_reduced(path, one)
         if states is None:

@@ -181,6 +181,7 @@ def _attributes(value: Any) -> dict[str, Any]:
             prefix = f"{name}." if name else ""
             others = _MODULE_OWN | _set_by_libraries(type(one).__mro__)
             own = {key: x for key, x in vars(one).items() if key not in others}
+            own |= of_torch.non_persistent_buffers(one)
             found |= {prefix + key: x for key, x in own.items() if not isinstance(x, _CALLABLE)}
         return found
     kind = f"{type(value).__module__}."

@@ -10,39 +10,6 @@ from forge.errors import CheckpointError, StateMismatch
 from forge.state.registry import StateRegistry
 
 
-class Counting(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("n", torch.zeros(1), persistent=False)
-        self.register_buffer("mean", torch.zeros(1), persistent=False)
-        self.register_buffer("mask", torch.ones(4, 4, dtype=torch.bool), persistent=False)
-        self.register_buffer("cache", torch.zeros(4), persistent=False)
-        self.register_buffer("large", torch.zeros(1 << 17), persistent=False)
-        self.register_buffer("none", None, persistent=False)
-        self.register_buffer("lazy", nn.UninitializedBuffer(), persistent=False)
-        self.register_buffer("meta", torch.zeros(1, device="meta"), persistent=False)
-        self.register_buffer("kept", torch.zeros(1))
-
-
-def test_a_buffer_that_is_not_saved_is_named_once_it_has_changed(caplog):
-    """Every resume would silently lose it; constants, and caches that grow, need no warning."""
-    model = nn.Sequential(Counting())
-    live = StateRegistry({"model": model, "generator": torch.Generator()})
-    live.capture()
-    model[0].cache = torch.ones(8)
-    model[0].mask.fill_(True)
-    model[0].large += 1
-    model[0].kept += 1
-    live.capture()
-    assert not caplog.messages
-    model[0].n += 1
-    model[0].mean = model[0].mean + 1
-    live.capture()
-    live.capture()
-    (told,) = caplog.messages
-    assert "but are not saved (`persistent=False`): model.0.mean, model.0.n." in told
-
-
 class Expanded(nn.Module):
     def __init__(self, tensor):
         super().__init__()

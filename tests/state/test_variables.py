@@ -41,6 +41,7 @@ class Hidden(torch.nn.Module):
         super().__init__()
         self.inner = torch.nn.Dropout()
         self.state = torch.zeros(2)
+        self.register_buffer("buffer", torch.zeros(2), persistent=False)
 
 
 def counter():
@@ -85,6 +86,7 @@ CHANGES = {
     "weights": (lambda: torch.nn.LayerNorm(2), lambda one: one.bias.data.add_(1)),
     "a mode": (lambda: torch.nn.Sequential(torch.nn.Dropout()), lambda one: one[0].eval()),
     "a module's attribute": (Hidden, lambda one: one.state.add_(1)),
+    "a buffer that is not saved": (Hidden, lambda one: one.buffer.add_(1)),
     "an optimizer": (
         lambda: torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0),
         lambda one: one.param_groups[0].update(lr=2.0),
@@ -137,7 +139,12 @@ def test_of_what_is_given_to_a_run_only_the_rest_is_read():
     """Its state is compared as leaves already."""
     one = Hidden()
     assert "one" in held(one)
-    assert sorted(held(one, [one])) == ["one.inner.inplace", "one.inner.p", "one.state"]
+    assert sorted(held(one, [one])) == [
+        "one.buffer",
+        "one.inner.inplace",
+        "one.inner.p",
+        "one.state",
+    ]
 
 
 def test_what_has_a_name_of_its_own_is_no_part_of_another():
