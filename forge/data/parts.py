@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
+from forge.checkpoint.fingerprint import fingerprint
 from forge.data import loaders
 from forge.errors import StateMismatch
-from forge.state.variables import fingerprint
 
 _COUNTERS = "counters"
 LOADER = "loader"

@@ -12,10 +12,10 @@ from enum import Enum
 from typing import Any
 
 from forge import messages
+from forge.checkpoint.fingerprint import fingerprint
 from forge.data import loaders
 from forge.state import rng
 from forge.state.adapters import read_state
-from forge.state.variables import fingerprint
 
 
 class Kind(Enum):

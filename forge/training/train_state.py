@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from typing import Any
 
 from forge.checkpoint import Checkpoint
-from forge.checkpoint.format.codec import Encoder
-from forge.checkpoint.host_memory import digest
+from forge.checkpoint.fingerprint import fingerprint
 from forge.group.watcher import Watcher
 from forge.process import sections
 from forge.process.progress import Phase
@@ -69,7 +66,7 @@ class TrainState(Watcher):
         loops, own = self._loops.capture(), self._own.capture()
         epochs = loops.epochs
         values = epochs.values if epochs is not None else None
-        if epochs and isinstance(values, dict) and _fingerprint(values) == _fingerprint(own):
+        if epochs and isinstance(values, dict) and fingerprint(values) == fingerprint(own):
             epochs.values = True  # saved once
         return {
             "live": live,
@@ -98,7 +95,7 @@ class TrainState(Watcher):
     @sections.in_section(Phase.save, "compare")
     def fingerprint(self) -> str:
         """A hash of the objects and `run.state`, without random states and data positions."""
-        return _fingerprint({"live": self.live.capture(), **self._own.capture()})
+        return fingerprint({"live": self.live.capture(), **self._own.capture()})
 
     def load(self, found: Checkpoint) -> None:
         """Restore everything except the random state, which each loop restores when it begins.
@@ -118,12 +115,3 @@ class TrainState(Watcher):
         if epochs is not None and epochs.values is True:
             epochs.values = copied({name: state[name] for name in self._own.capture()})
         self._own.restore(state)
-
-
-def _fingerprint(state: dict[str, Any]) -> str:
-    """A hash that is equal for equal values."""
-    encoder = Encoder()
-    found = hashlib.blake2b(json.dumps(encoder.encode(state)).encode(), digest_size=16)
-    for name, tensor in encoder.tensors.items():
-        found.update(f"{name} {digest(tensor)}".encode(errors="replace"))
-    return found.hexdigest()
