@@ -72,7 +72,7 @@ def unwrapped(one: Any) -> Any:
 
 
 def check(one: Any, state: Any) -> None:
-    """Check a saved state before it is loaded: a damaged generator state could take forever.
+    """Check a saved state before it is loaded: that of a generator can be of another machine.
 
     Raises:
         DamagedCheckpoint: If it is not a valid state.
