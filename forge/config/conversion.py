@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import difflib
 import functools
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields
 from enum import Enum
@@ -15,7 +13,6 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from forge import messages
 from forge.compat import of_omegaconf
 from forge.config import slurm_keys
 from forge.config.schema import (
@@ -25,9 +22,6 @@ from forge.config.schema import (
     RequeueRule,
     SignalAction,
 )
-
-_NEIGHBOURS = 5
-"""Number of keys that a message lists at most."""
 
 
 def signal_name(name: str) -> str:
@@ -77,10 +71,14 @@ def convert(policy: Any) -> tuple[Policy, dict[str, str]]:
     return result, problems
 
 
+_MANY = 5
+"""Number of keys beyond which a mapping without any key of a policy is another config."""
+
+
 def _is_whole_config(policy: Mapping[Any, Any]) -> bool:
     """Whether it is an app's whole config, with or without a policy in it."""
     names = {str(name) for name in policy}
-    is_strange = len(names) > _NEIGHBOURS and names.isdisjoint(asdict(Policy()))
+    is_strange = len(names) > _MANY and names.isdisjoint(asdict(Policy()))
     return "resilience" in names or is_strange
 
 
@@ -136,65 +134,6 @@ def known_keys() -> tuple[str, ...]:
     return (*found, *(f"slurm.{name}" for name in slurm_keys.PER_JOB))
 
 
-_EXAMPLES = {
-    "health.checks": "gpu=refuse",
-    "checkpoint.best": "metric=val_loss",
-    "shutdown": "timeout_s=60",
-    "slurm": "timeout_min=60",
-}
-"""Group -> an override of one of its keys. For other groups: the first key with its default."""
-
-
-def group_problem(key: str) -> str | None:
-    """If this key is a group: the error for a value given to it, with some of its keys."""
-    inside = f"{key}."
-    members = [one.removeprefix(inside) for one in known_keys() if one.startswith(inside)]
-    if not members:
-        return None
-    example = _EXAMPLES.get(key) or f"{members[0]}={_default(f'{key}.{members[0]}')}"
-    some = messages.truncate_list(members, _NEIGHBOURS)
-    return f"expected a group of keys ({some}), for example `resilience.{key}.{example}`."
-
-
-def _default(key: str) -> str:
-    """The default of a key, written as in an override."""
-    value = OmegaConf.select(_defaults(), key)
-    if isinstance(value, Enum):
-        return value.name
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-_TIE = 0.01
-"""Difference between two similarities below which neither key is suggested."""
-
-
-def nearest_key(key: str) -> str | None:
-    """The existing key that is most similar to a mistyped one; None if two are equally so."""
-    known = known_keys()
-    groups = {k.rsplit(".", n)[0] for k in known for n in range(1, k.count(".") + 1)}
-    last = key.rsplit(".", 1)[-1]
-    same_name = [k for k in known if k.rsplit(".", 1)[-1] == last]
-    if len(same_name) == 1:
-        return same_name[0]
-    close = difflib.get_close_matches(key, [*known, *groups], n=2, cutoff=0.6)
-    if not close:
-        return None
-    best, *second = (difflib.SequenceMatcher(None, one, key).ratio() for one in close)
-    return None if second and best - second[0] < _TIE else close[0]
-
-
-def suggestion(key: str) -> str:
-    """The replacement for a key that does not exist: the nearest key, or its group's keys."""
-    near = nearest_key(key)
-    if near:
-        return f"Did you mean `resilience.{near}`?"
-    group = key.rpartition(".")[0]
-    members = [one.removeprefix(f"{group}.") for one in known_keys() if one.startswith(f"{group}.")]
-    if not members:
-        return ""
-    return f"`resilience.{group}` has the keys {', '.join(members)}."
-
-
 def _set(typed: DictConfig, key: str, value: Any) -> str | None:
     """Set one key with OmegaConf's own conversion; return the problem, or None."""
     shown = f"`resilience.{key}={value}`"
@@ -209,16 +148,9 @@ def _set(typed: DictConfig, key: str, value: Any) -> str | None:
         if problem:
             return problem
     elif key not in known_keys():
-        from forge.config import removed  # a right policy needs none of it
+        from forge.config import unknown  # a right policy needs none of it
 
-        refused = removed.problem(key) or slurm_keys.refused(key)
-        if refused is not None:
-            return refused
-        problem = group_problem(key)
-        if problem is not None:  # {}: a group without any key
-            return None if value == {} else f"{shown}: {problem}"
-        hint = suggestion(key) or "See conf/resilience/default.yaml."
-        return f"{shown}: there is no such key. {hint}"
+        return unknown.problem(key, value, known_keys())
     default = _plain_defaults().get(path, ...)
     if type(value) is type(default) and value == default:
         return None  # true of most keys, and OmegaConf takes 0.2 ms to set a key

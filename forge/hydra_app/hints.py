@@ -115,8 +115,9 @@ def composition_succeeded() -> None:
 def hints_for(keys: Iterable[str]) -> list[str]:
     """One sentence for each key that Hydra possibly refused."""
     from forge.config import removed, slurm_keys
-    from forge.config.conversion import group_problem, known_keys, signal_name, suggestion
+    from forge.config.conversion import known_keys, signal_name
     from forge.config.schema import SIGNALS
+    from forge.config.unknown import group_problem, suggestion
 
     known = known_keys()
     unknown = [key for key in keys if key not in known]
@@ -130,11 +131,11 @@ def hints_for(keys: Iterable[str]) -> list[str]:
         refused = removed.problem(key) or slurm_keys.refused(key)
         if refused is not None:
             found.append(refused)
-        elif problem := group_problem(key):
+        elif problem := group_problem(key, known):
             found.append(f"`resilience.{key}`: {problem}")
         elif group == "signal.actions" and signal_name(name) in SIGNALS:
             found.append(f"write `resilience.{group}.{signal_name(name)}=…`")
-        elif instead := suggestion(key):
+        elif instead := suggestion(key, known):
             found.append(f"`resilience.{key}` is not a key of forge's policy. {instead}")
         # A key unlike any of ours can be the app's own, and Hydra has reported it.
     return found

@@ -29,7 +29,6 @@ from forge.group.watcher import Watcher, Watchers
 from forge.health import attempt
 from forge.jobdir import job_dir, spawned
 from forge.jobdir.job_files import RANK, REHEARSAL, SAVE_WITHIN, forge_dir
-from forge.jobdir.metric_rows import MetricSource
 from forge.process import sections
 from forge.process.time_limit import TimeLimit, first_save_s
 from forge.shutdown import stopping
@@ -40,7 +39,6 @@ from forge.state.run_state import RunState
 from forge.training import interval, misuse
 from forge.training.boundary import Boundary
 from forge.training.decide import Halt
-from forge.training.followers import Followers
 from forge.training.interval import Interval
 from forge.training.loop.evaluations import Evaluations
 from forge.training.loop.loop_progress import LoopProgress
@@ -58,6 +56,7 @@ from forge.training.train_state import TrainState
 from forge.training.watchers import HeartbeatWatcher, LedgerWatcher, StopWatcher, TimeWatcher
 
 if TYPE_CHECKING:
+    from forge.training.followers import Followers
     from forge.training.loop.epochs import Epochs
     from forge.training.loop.pushed import PushedLoop, Start
 
@@ -114,7 +113,8 @@ class Attempt:
         self._optimizer_steps = OptimizerSteps(live, self.loops, self.updater, policy.nan.action)
         self._scales: list[RateScale] = []
         self._callbacks: list[Any] = []
-        self._followers = Followers()
+        self._followers: Followers | None = None
+        """The threads of loggers, if there are any."""
         self.resumed_from: str | None = None
         step, listen = lambda: self.loops.step, of_torch.on_compilation
         sections.begin(policy.hang, os.environ, step, listen)
@@ -435,6 +435,9 @@ class Attempt:
         """See `Run.log_to`."""
         if self._group.rank or REHEARSAL in os.environ:
             return
+        from forge.jobdir.metric_rows import MetricSource
+        from forge.training.followers import Followers
+
         directory, rollback = self._directory, self._policy.nan.rollback
         can_roll_back = self._policy.nan.action is NanAction.rollback
         source = MetricSource(
@@ -448,10 +451,11 @@ class Attempt:
             ),
             every_steps=self._policy.checkpoint.every_steps or 1,
         )
+        self._followers = followers = self._followers or Followers()
         for logger in loggers:
-            self._followers.add(logger.follow(source))
+            followers.add(logger.follow(source))
         wait_s = stopping.CALLBACK_TIMEOUT_S
-        self.on_stop(lambda: self._followers.close(wait_s), wait_s + 1)
+        self.on_stop(lambda: followers.close(wait_s), wait_s + 1)
 
     def check_stop(self) -> None:
         """See `Run.check_stop`."""
@@ -533,7 +537,8 @@ class Attempt:
             self._group.close(0)
         self._directory.release()
         self._group.close(_LEAVE_S)
-        self._followers.close()
+        if self._followers is not None:
+            self._followers.close()
 
     def _forget(self, *, is_leaving: bool) -> None:
         self._optimizer_steps.close()

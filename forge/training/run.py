@@ -22,7 +22,7 @@ from forge.process.progress import Phase
 from forge.shutdown import stopping
 from forge.state.registry import StateRegistry
 from forge.state.run_state import RunState
-from forge.training import followers, misuse
+from forge.training import misuse
 from forge.training.attempt import Attempt
 from forge.training.loop.evaluations import Evaluations
 from forge.training.loop.loop_progress import LoopProgress
@@ -460,6 +460,8 @@ class Run:
         Raises:
             ForgeError: Outside `with forge.Run(...) as run:`.
         """
+        from forge.training import followers  # most Runs have no loggers
+
         followers.check_loggers(loggers)
         self._entered("log_to").log_to(loggers)
 

@@ -14,7 +14,7 @@ import pytest
 from omegaconf import OmegaConf
 from repository import ROOT
 
-from forge.config.conversion import known_keys, nearest_key, suggestion
+from forge.config.conversion import known_keys
 from forge.config.loading import from_overrides, load
 from forge.config.rules import directory_problem
 from forge.config.schema import (
@@ -27,6 +27,7 @@ from forge.config.schema import (
     SignalAction,
     SignalConfig,
 )
+from forge.config.unknown import nearest_key, suggestion
 from forge.errors import ConfigError, ExitCode
 from forge.hydra_app.hints import hints_for
 
@@ -513,15 +514,15 @@ def test_what_plainly_means_the_right_thing_is_taken(key, value, expected):
     ],
 )
 def test_the_nearest_key_is_the_one_that_was_meant(typo, meant):
-    assert nearest_key(typo) == meant
+    assert nearest_key(typo, known_keys()) == meant
 
 
 def test_a_key_like_several_has_no_guess_but_the_keys_of_its_group():
     """A guess between equally similar keys could name the wrong budget."""
-    instead = suggestion("requeue.max_requeues")
+    instead = suggestion("requeue.max_requeues", known_keys())
     assert instead.startswith("`resilience.requeue` has the keys enabled, ")
     assert "max_preemptions, max_timeouts" in instead
-    assert suggestion("qqq.rrr") == ""
+    assert suggestion("qqq.rrr", known_keys()) == ""
 
 
 def test_a_source_of_weights_that_nothing_would_load_is_refused():

@@ -52,7 +52,6 @@ def adapted(rank, size, before=2):
 
 def test_ranks_that_were_there_keep_theirs():
     """Of where an epoch began they have rank 0's, which must not be drawn from twice."""
-    assert adapted(1, 2) == ([True, True, True], {"model": [1, 0]})
     assert adapted(0, 3) == ([True, True, True], {})
     assert adapted(1, 3) == ([True, True, False], {})
     assert adapted(2, 3) == ([False, False, False], {})

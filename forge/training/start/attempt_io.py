@@ -34,7 +34,9 @@ from forge.training.interval import Interval
 from forge.training.metrics import Metrics
 from forge.training.nan.nan_policy import NanPolicy
 from forge.training.saver import Saver
-from forge.training.start import resizing
+
+_PERSONAL = ("rng", "ended")
+"""Keys of a state that each rank keeps for itself."""
 
 
 class AttemptIO:
@@ -79,7 +81,7 @@ class AttemptIO:
             policy.checkpoint,
             keep_back_steps=policy.nan.rollback.steps_back if can_roll_back else None,
             ranks=ranks,
-            personal=resizing.PERSONAL,
+            personal=_PERSONAL,
         )
         self.ledger = Ledger(job, checkpoint_dir)
         claimed.note(job)
@@ -114,8 +116,7 @@ class AttemptIO:
             messages.warn(f"Skipped {reason}")
         if found is not None:
             self._newest = found.path
-            resizing.adapt(found, self._ranks)
-            self._note_size(found)
+            self._resize(found, is_new=True)
             self._note_torch(found)
         elif self._config.init_from is not None:
             from forge.training.start import init_from  # most jobs start from nothing
@@ -123,10 +124,15 @@ class AttemptIO:
             self.ledger.write("import", **init_from.load(self._config, live))
         return found
 
-    def _note_size(self, found: Checkpoint) -> None:
-        """Record and log that the number of ranks has changed."""
+    def _resize(self, found: Checkpoint, *, is_new: bool = False) -> None:
+        """Adapt the state if another number of ranks has saved it; record and log it if new."""
         before, now = found.manifest.world_size, self._ranks.size
-        if before != now:
+        if before == now:
+            return
+        from forge.training.start import resizing
+
+        resizing.adapt(found, self._ranks)
+        if is_new:
             self.ledger.write("resized", step=found.manifest.step, before=before, now=now)
             if self._is_first:
                 messages.warn(resizing.described(found, now))
@@ -145,7 +151,7 @@ class AttemptIO:
     def begun_with(self, live: StateRegistry) -> Checkpoint:
         """Read again the checkpoint that `newest` returned."""
         found = self.store.read(self._newest, _targets(live))
-        resizing.adapt(found, self._ranks)
+        self._resize(found)
         return found
 
     def _origin(self) -> Origin:
@@ -209,7 +215,7 @@ class AttemptIO:
         for reason in self.store.passed_over:
             messages.warn(f"Skipped {reason}")
         if found is not None:
-            resizing.adapt(found, self._ranks)
+            self._resize(found)
         return found
 
     def pin(self, step: int) -> None:

@@ -12,18 +12,13 @@ from forge.checkpoint import Checkpoint
 from forge.group.group import Coordinator
 from forge.state import rng
 
-PERSONAL = ("rng", "ended")
-"""Keys of a state that each rank keeps for itself."""
-
 _SHOWN = 4
 """Number of tensors that the message lists."""
 
 
 def adapt(found: Checkpoint, ranks: Coordinator) -> None:
-    """Change a loaded state to the one that this rank needs; no-op for the same number of ranks."""
+    """Change a loaded state to the one that this rank needs."""
     before, state = found.manifest.world_size, found.state
-    if ranks.size == before:
-        return
     state["live"]["buckets"] = {}  # of all-reduces that are computed differently now
     if ranks.rank >= before:
         state["rng"] = rng.derived(state["rng"], ranks.rank)
