@@ -1,16 +1,12 @@
 """The hyperparameters that a script builds before a checkpoint is loaded: rates, decays, lengths.
 
 Loading a checkpoint restores the saved hyperparameters. If a job continues with another config
-(`resilience.resume=changed`), values that the script now builds differently replace the saved ones;
-all others stay as training has changed them. A learning rate that a schedule has changed becomes
-the rate that the new schedule reaches after the same number of steps.
+(`resilience.resume=changed`), `forge/state/changed_hyperparameters.py` adapts them.
 """
 
 from __future__ import annotations
 
 import copy
-import inspect
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,38 +14,35 @@ import numpy as np
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from forge.compat import of_torch
-from forge.errors import ConfigError
 from forge.jobdir.identity import Change, changes
 
 _Path = tuple[Any, ...]
 _SCALARS = (bool, int, float, str, type(None))
 _MOST = 100
-_SET_BACK = "Set it back, or start in a new directory."
-_CYCLED = ("momentum", "betas")
-"""Settings that a schedule with `cycle_momentum` changes in addition to the rate."""
 
 
 class InitialHyperparameters:
     """The current hyperparameters of the registered objects; `record` is for JSON."""
 
     def __init__(self, objects: dict[str, Any]) -> None:
-        self._objects = {n: o for n, o in objects.items() if not isinstance(o, torch.nn.Module)}
-        states = {name: _hyperparameters(one) for name, one in self._objects.items()}
-        self._fresh = {n: copy.deepcopy(s) for n, s in states.items() if self._is_known(n)}
-        self.record: dict[str, dict[str, Any]] = {
-            name: {"(class)": type(one).__qualname__, **_values(states[name])}
-            for name, one in self._objects.items()
+        self.objects: dict[str, Any] = {
+            n: o for n, o in objects.items() if not isinstance(o, torch.nn.Module)
         }
-        for name, one in self._objects.items():
+        states = {name: _hyperparameters(one) for name, one in self.objects.items()}
+        self.fresh = {n: copy.deepcopy(s) for n, s in states.items() if self._is_known(n)}
+        self.record: dict[str, dict[str, Any]] = {
+            name: {"(class)": type(one).__qualname__, **values(states[name])}
+            for name, one in self.objects.items()
+        }
+        for name, one in self.objects.items():
             if isinstance(one, torch.optim.Optimizer):
                 self.record[name]["(groups)"] = len(one.param_groups)
 
     def _is_known(self, name: str) -> bool:
         kinds = (torch.optim.Optimizer, LRScheduler, torch.amp.GradScaler)
-        return isinstance(self._objects[name], kinds)
+        return isinstance(self.objects[name], kinds)
 
-    def _since(self, recorded: dict[str, Any]) -> dict[str, list[Change]]:
+    def since(self, recorded: dict[str, Any]) -> dict[str, list[Change]]:
         """The differences from the recorded values, by object."""
         both = [name for name in self.record if name in recorded]
         found = {name: changes(recorded[name], self.record[name]) for name in both}
@@ -57,133 +50,8 @@ class InitialHyperparameters:
 
     def kept(self, recorded: dict[str, Any]) -> list[Change]:
         """Hyperparameters that loading restores although the script builds other values now."""
-        since = self._since(recorded)
-        return [one for n in since if n in self._fresh for one in _named(n, since[n])]
-
-    def check(self, recorded: dict[str, Any]) -> None:
-        """Raise ConfigError if `adapt` cannot apply a change; names the changes."""
-        since = self._since(recorded)
-        problems = []
-        for name, changed in since.items():
-            why = self._undecided(name, {one.key for one in changed}, since)
-            # For another class or other groups, single values mean nothing.
-            whole = [one for one in changed if one.key in ("(class)", "(groups)")]
-            if why:
-                problems += [f"{one}: {why}" for one in _named(name, whole or changed)]
-        if problems:
-            raise ConfigError(problems, "`resilience.resume=changed`")
-
-    def _undecided(self, name: str, keys: set[str], since: dict[str, list[Change]]) -> str | None:
-        one = self._objects[name]
-        if "(class)" in keys:
-            return (
-                "one class cannot load the state of another. Use the class of the saved state, or"
-                " start in a new directory."
-            )
-        if "(groups)" in keys:
-            return (
-                "the new parameter groups cannot be matched to the saved ones. Keep their number."
-            )
-        if isinstance(one, torch.optim.Optimizer):
-            schedules = self._schedules_of(one)
-            is_driven = any(key.rpartition(".")[2] in ("lr", "initial_lr") for key in keys)
-            is_repeated = any(s in since and _steps_alone(self._objects[s]) for s in schedules)
-            if is_driven and schedules and not is_repeated:
-                return (
-                    f"`{schedules[0]}` has already changed this value, and forge cannot compute the"
-                    f" present value from the new initial value. {_SET_BACK}"
-                )
-        elif isinstance(one, LRScheduler):
-            if not _steps_alone(one):
-                return (
-                    f"a {type(one).__qualname__} is stepped with an argument, such as a metric, so"
-                    f" forge cannot compute the rate with the new settings. {_SET_BACK}"
-                )
-            if len(self._schedules_of(one.optimizer)) > 1:
-                return "several schedules change the rate of one optimizer. Chain them into one."
-            if self._name_of(one.optimizer) is None:
-                return "its optimizer was not given to forge.Run."
-        elif name not in self._fresh:
-            return (
-                "forge can change saved values only of optimizers, learning rate schedules and"
-                f" GradScalers, not of a {type(one).__qualname__}. {_SET_BACK}"
-            )
-        return None
-
-    def _schedules_of(self, optimizer: Any) -> list[str]:
-        schedules = [(n, o) for n, o in self._objects.items() if isinstance(o, LRScheduler)]
-        return [name for name, one in schedules if one.optimizer is optimizer]
-
-    def _name_of(self, optimizer: Any) -> str | None:
-        return next((name for name, one in self._objects.items() if one is optimizer), None)
-
-    def adapt(self, states: dict[str, Any], recorded: dict[str, Any]) -> list[Change]:
-        """Replace changed values in saved states, by object; load the states afterwards.
-
-        Returns:
-            The values that differ from the saved ones.
-        Raises:
-            ConfigError: Like `check`, or if a state has another structure than the object's.
-        """
-        self.check(recorded)
-        since = self._since(recorded)
-        names = [n for n in self._fresh if n in states and n in recorded]
-        before = {name: _values(states[name]) for name in names}
-        for name in names:
-            if not isinstance(self._objects[name], LRScheduler):
-                self._put(name, states[name], {one.key for one in since.get(name, ())})
-        for name in names:
-            one = self._objects[name]
-            if isinstance(one, LRScheduler) and (name in since or self._has_functions(name)):
-                self._replay(name, one, states)
-        return [
-            change
-            for name in names
-            for change in _named(name, changes(before[name], _values(states[name])))
-        ]
-
-    def _put(self, name: str, saved: dict[str, Any], keys: set[str]) -> None:
-        for path, _ in _leaves(self._fresh[name]):
-            if _key(path) in keys:
-                target, source = saved, self._fresh[name]
-                try:
-                    for part in path[:-1]:
-                        target, source = target[part], source[part]
-                    target[path[-1]] = copy.deepcopy(source[path[-1]])
-                except (KeyError, IndexError, TypeError) as error:
-                    text = f"{name}.{_key(path)}: the checkpoint has no such value ({error!r})."
-                    raise ConfigError([text], "`resilience.resume=changed`") from error
-
-    def _has_functions(self, name: str) -> bool:
-        """Whether the rate depends on functions of the script, which are not in the state."""
-        one = self._objects[name]
-        is_alone = len(self._schedules_of(one.optimizer)) == 1 and self._name_of(one.optimizer)
-        return _holds_functions(self._fresh[name]) and bool(is_alone) and _steps_alone(one)
-
-    def _replay(self, name: str, schedule: LRScheduler, states: dict[str, Any]) -> None:
-        """Step the newly built schedule as often as the saved one was stepped."""
-        owner = self._name_of(schedule.optimizer)
-        assert owner is not None
-        fresh = self._fresh[owner]["param_groups"]
-        live = schedule.optimizer.param_groups
-        for group, first in zip(live, fresh, strict=False):  # the loop can have added groups
-            group.update(copy.deepcopy(first))
-        num_steps = _steps(states[name]) - _steps(self._fresh[name])
-        try:
-            schedule.load_state_dict(copy.deepcopy(self._fresh[name]))
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # that optimizer.step() was not called before
-                for _ in range(num_steps):
-                    schedule.step()
-        except Exception as error:  # the schedule can be the user's own
-            problem = f"{name}: the new schedule fails within {num_steps} steps: {error}"
-            raise ConfigError([problem], "`resilience.resume=changed`") from error
-        states[name] = copy.deepcopy(schedule.state_dict())
-        cycled = _CYCLED if getattr(schedule, "cycle_momentum", False) else ()
-        for group, first, saved in zip(live, fresh, states[owner]["param_groups"], strict=False):
-            for key in first:
-                if key in ("lr", *cycled) or _values([group[key]]) != _values([first[key]]):
-                    saved[key] = copy.deepcopy(group[key])
+        since = self.since(recorded)
+        return [one for n in since if n in self.fresh for one in named(n, since[n])]
 
 
 def _hyperparameters(one: Any) -> Any:
@@ -205,38 +73,23 @@ def _without_data(tree: Any) -> Any:
     return list(map(_without_data, tree)) if isinstance(tree, list | tuple) else tree
 
 
-def _steps_alone(schedule: Any) -> bool:
-    """Whether a schedule can be stepped without arguments."""
-    parameters = inspect.signature(schedule.step).parameters.values()
-    return all(one.default is not one.empty for one in parameters)
-
-
-def _holds_functions(state: dict[str, Any]) -> bool:
-    """Whether a schedule, or one inside it, is a LambdaLR or similar."""
-    inner = state.get(of_torch.SCHEDULES, ())
-    return None in state.get("lr_lambdas", ()) or any(map(_holds_functions, inner))
-
-
-def _steps(state: dict[str, Any]) -> int:
-    known = "last_epoch" in state
-    return int(state["last_epoch"]) if known else _steps(state[of_torch.SCHEDULES][0])
-
-
-def _named(name: str, changed: list[Change]) -> list[Change]:
+def named(name: str, changed: list[Change]) -> list[Change]:
     """Changes with the object's name, without counters and caches."""
     shown = [one for one in changed if not any(p.startswith("_") for p in one.key.split("."))]
     return [Change(f"{name}.{one.key}", one.before, one.now) for one in shown or changed]
 
 
-def _values(tree: Any) -> dict[str, Any]:
-    return {_key(path): value for path, value in _leaves(tree) if "params" not in path}
+def values(tree: Any) -> dict[str, Any]:
+    """The hyperparameters in a state, by dotted key."""
+    return {key_of(path): value for path, value in leaves(tree) if "params" not in path}
 
 
-def _key(path: _Path) -> str:
+def key_of(path: _Path) -> str:
+    """A path in a state as a dotted key."""
     return "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in path).lstrip(".")
 
 
-def _leaves(tree: Any, path: _Path = ()) -> Iterator[tuple[_Path, Any]]:
+def leaves(tree: Any, path: _Path = ()) -> Iterator[tuple[_Path, Any]]:
     """Numbers, strings and short lists of them, in JSON form."""
     value = _plain(tree)
     if value is not NotImplemented:
@@ -244,10 +97,10 @@ def _leaves(tree: Any, path: _Path = ()) -> Iterator[tuple[_Path, Any]]:
     elif isinstance(tree, dict):
         for key, one in tree.items():
             if path or key != "state":  # the optimizer's state is trained, not a setting
-                yield from _leaves(one, (*path, key))
+                yield from leaves(one, (*path, key))
     elif isinstance(tree, list | tuple):
         for index, one in enumerate(tree):
-            yield from _leaves(one, (*path, index))
+            yield from leaves(one, (*path, index))
 
 
 def _plain(value: Any) -> Any:

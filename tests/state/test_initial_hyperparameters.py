@@ -9,6 +9,7 @@ import torch
 from torch.optim import lr_scheduler as schedules
 
 from forge.errors import ConfigError
+from forge.state.changed_hyperparameters import ChangedHyperparameters
 from forge.state.initial_hyperparameters import InitialHyperparameters
 
 KINDS = {
@@ -49,6 +50,10 @@ def trained(found, steps=6):
     return {name: copy.deepcopy(one.state_dict()) for name, one in found.items()}
 
 
+def adapt(now, saved, record):
+    return ChangedHyperparameters(InitialHyperparameters(now), record).adapt(saved)
+
+
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize(("lr", "n"), [(0.1, 2), (0.4, 1)])
 def test_a_changed_schedule_is_where_it_would_be_had_it_always_been_so(kind, lr, n):
@@ -56,8 +61,7 @@ def test_a_changed_schedule_is_where_it_would_be_had_it_always_been_so(kind, lr,
     first = objects(kind=kind)
     record = InitialHyperparameters(first).record
     saved = trained(first)
-    now = InitialHyperparameters(objects(lr, kind, n))
-    now.adapt(saved, record)
+    adapt(objects(lr, kind, n), saved, record)
     expected = trained(objects(lr, kind, n))
     assert saved["schedule"] == expected["schedule"]
     assert saved["optimizer"]["param_groups"] == expected["optimizer"]["param_groups"]
@@ -69,21 +73,15 @@ def test_where_nothing_is_built_otherwise_nothing_changes(kind):
     saved = trained(first)
     saved["optimizer"]["param_groups"][0]["eps"] = 0.5  # as the loop can do
     before = copy.deepcopy(saved)
-    assert (
-        InitialHyperparameters(objects(kind=kind)).adapt(
-            saved, InitialHyperparameters(objects(kind=kind)).record
-        )
-        == []
-    )
+    record = InitialHyperparameters(objects(kind=kind)).record
+    assert adapt(objects(kind=kind), saved, record) == []
     assert str(saved) == str(before)
 
 
 def test_only_what_is_built_otherwise_is_put_in():
     saved = trained(objects())
     saved["optimizer"]["param_groups"][0]["lr"] = 0.01  # as the loop can do
-    found = InitialHyperparameters(objects(betas=(0.5, 0.9))).adapt(
-        saved, InitialHyperparameters(objects()).record
-    )
+    found = adapt(objects(betas=(0.5, 0.9)), saved, InitialHyperparameters(objects()).record)
     assert [str(one) for one in found] == [
         "optimizer.param_groups[0].betas: [0.9, 0.999] before, [0.5, 0.9] now"
     ]
@@ -93,8 +91,8 @@ def test_only_what_is_built_otherwise_is_put_in():
 
 def test_a_rate_that_is_a_tensor_is_put_in_as_one():
     saved = trained(objects(torch.tensor(0.1)))
-    found = InitialHyperparameters(objects(torch.tensor(0.5))).adapt(
-        saved, InitialHyperparameters(objects(torch.tensor(0.1))).record
+    found = adapt(
+        objects(torch.tensor(0.5)), saved, InitialHyperparameters(objects(torch.tensor(0.1))).record
     )
     assert len(found) == 1
     assert torch.equal(saved["optimizer"]["param_groups"][0]["lr"], torch.tensor(0.5))
@@ -102,8 +100,8 @@ def test_a_rate_that_is_a_tensor_is_put_in_as_one():
 
 def test_a_rate_of_numpy_s_is_put_in_as_well():
     saved = trained(objects(np.float32(0.1)))
-    found = InitialHyperparameters(objects(np.float32(0.5))).adapt(
-        saved, InitialHyperparameters(objects(np.float32(0.1))).record
+    found = adapt(
+        objects(np.float32(0.5)), saved, InitialHyperparameters(objects(np.float32(0.1))).record
     )
     assert len(found) == 1
     assert saved["optimizer"]["param_groups"][0]["lr"] == 0.5
@@ -119,9 +117,7 @@ def test_a_scaler_takes_its_interval_and_keeps_its_scale():
     one = torch.amp.GradScaler("cpu", init_scale=8.0)
     saved = {"scaler": one.state_dict() | {"scale": 2.0}}
     now = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=7)
-    InitialHyperparameters({"scaler": now}).adapt(
-        saved, InitialHyperparameters({"scaler": one}).record
-    )
+    adapt({"scaler": now}, saved, InitialHyperparameters({"scaler": one}).record)
     assert (saved["scaler"]["scale"], saved["scaler"]["growth_interval"]) == (2.0, 7)
 
 
@@ -142,9 +138,8 @@ def test_what_a_user_s_object_has_drawn_is_no_setting():
     """An order of a million indices belongs to the checkpoint, not to this record."""
     drawn = Odd(list(range(101)))
     assert InitialHyperparameters({"odd": drawn}).record == {"odd": {"(class)": "Odd"}}
-    InitialHyperparameters({"odd": Odd(list(range(7, 200)))}).check(
-        InitialHyperparameters({"odd": drawn}).record
-    )
+    now = InitialHyperparameters({"odd": Odd(list(range(7, 200)))})
+    ChangedHyperparameters(now, InitialHyperparameters({"odd": drawn}).record).check()
 
 
 def plateau(optimizer, n):
@@ -192,7 +187,7 @@ def test_what_cannot_be_decided_is_refused_by_name(before, now, named):
     first = before()
     saved = {name: copy.deepcopy(one.state_dict()) for name, one in first.items()}
     with pytest.raises(ConfigError) as caught:
-        InitialHyperparameters(now()).adapt(saved, InitialHyperparameters(first).record)
+        adapt(now(), saved, InitialHyperparameters(first).record)
     assert named in str(caught.value)
 
 
@@ -201,4 +196,4 @@ def test_a_schedule_that_is_too_short_now_is_refused():
     first = objects(kind=kind, n=50)
     record = InitialHyperparameters(first).record
     with pytest.raises(ConfigError, match=r"schedule: the new schedule fails within 6"):
-        InitialHyperparameters(objects(kind=kind, n=4)).adapt(trained(first), record)
+        adapt(objects(kind=kind, n=4), trained(first), record)

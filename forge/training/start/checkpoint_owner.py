@@ -15,7 +15,7 @@ import os
 import zlib
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forge import messages
 from forge.checkpoint.format import manifest
@@ -27,6 +27,9 @@ from forge.jobdir.identity import Change, Identity
 from forge.jobdir.job_files import RESUME
 from forge.jobdir.ledger import Ledger
 from forge.state.initial_hyperparameters import InitialHyperparameters
+
+if TYPE_CHECKING:  # most jobs keep their config
+    from forge.state.changed_hyperparameters import ChangedHyperparameters
 
 FILE = "job.json"
 _BY_CONFIG = (
@@ -92,8 +95,8 @@ class CheckpointOwner:
         else:
             known = [*known[:-1], self._resumed(known[-1], mine)]
         self._known = known
-        if newest is not None:
-            built.check(self._recorded(newest))
+        if newest is not None and (recorded := self._recorded(newest)):
+            self._changes(recorded).check()
 
     @property
     def id(self) -> str:
@@ -186,9 +189,17 @@ class CheckpointOwner:
             " or set another `resilience.checkpoint.dir`."
         )
 
+    def _changes(self, recorded: dict[str, Any]) -> ChangedHyperparameters:
+        from forge.state.changed_hyperparameters import ChangedHyperparameters
+
+        return ChangedHyperparameters(self._built, recorded)
+
     def adapt(self, states: dict[str, Any], saved_by: str, ledger: Ledger) -> None:
         """Replace values in saved states that the script now builds differently."""
-        changed = self._built.adapt(states, self._recorded(saved_by))
+        recorded = self._recorded(saved_by)
+        if not recorded:
+            return
+        changed = self._changes(recorded).adapt(states)
         if changed:
             _record(ledger, changed)
             text = "Changed in the checkpoint's state, because the config has changed"
