@@ -14,10 +14,6 @@ PER_JOB = (
     "dependency",
 )
 """In the order of the launcher's dataclass."""
-OF_LOCAL_JOBS = ("n_jobs", "tasks_per_job", "cpus_per_job", "gpus_per_job")
-"""Options that only `hydra/launcher=local` has (`LocalOptions`, held equal by a test)."""
-OF_BOTH = {"timeout_min", "max_alike", "stagger_s", "snapshot", "progress"}
-"""Options that both launchers have."""
 OF_THE_SWEEP = {
     name: f"Set `hydra.launcher.{name}`."
     for name in (

@@ -217,7 +217,7 @@ def test_a_hint_says_what_to_write(keys, expected):
 
 @pytest.fixture
 def directories(tmp_path):
-    """Config directories (of an app, and for `--config-dir` or `hydra.searchpath`), no presets."""
+    """Config directories (of an app, and for `--config-dir`), no presets."""
     for name in ("conf", "more"):
         (tmp_path / name / "experiment").mkdir(parents=True)
         (tmp_path / name / "train.yaml").write_text("lr: 1\n")
@@ -242,23 +242,6 @@ def test_no_hint_about_presets_if_a_config_has_one(file, directories, monkeypatc
 
 def test_no_hint_about_presets_if_the_command_adds_one(directories, monkeypatch):
     assert arm(monkeypatch, "+resilience=default", entries=[f"{directories}/conf"]) == []
-
-
-@pytest.mark.parametrize("is_typed", [True, False])
-@pytest.mark.parametrize("place", ["file://{}/more", "{}/more", "more"])
-def test_presets_in_a_directory_of_hydras_searchpath_count(
-    place, is_typed, directories, monkeypatch
-):
-    """Hydra takes a bare path for a directory, relative to the current one."""
-    (directories / "more" / "train.yaml").write_text("defaults: [resilience: default, _self_]\n")
-    monkeypatch.chdir(directories)
-    place = place.format(directories)
-    if not is_typed:
-        (directories / "conf" / "train.yaml").write_text(
-            f"hydra:\n  searchpath:\n    - pkg://none\n    - {place}\nlr: 1\n"
-        )
-    typed = [f"hydra.searchpath=[pkg://none,{place}]"] * is_typed
-    assert arm(monkeypatch, *typed, entries=[f"{directories}/conf"]) == []
 
 
 def test_presets_in_a_package_of_configs_count(directories, monkeypatch):

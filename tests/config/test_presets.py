@@ -16,7 +16,6 @@ from forge.config import keys, schema, slurm_keys
 from forge.config.conversion import known_keys
 from forge.config.loading import load
 from forge.config.schema import CheckAction, NanAction, Policy, SignalAction, Verify
-from forge.launch.local.resources import LocalOptions
 from forge.launch.slurm.slurm_options import SlurmOptions
 from forge.training.interval import MOST_S
 
@@ -97,9 +96,6 @@ def test_a_jobs_own_options_are_those_of_the_launcher():
     """Each option of the launchers is either set for each job, or for the whole sweep."""
     theirs = [one.name for one in dataclasses.fields(SlurmOptions) if one.name != "_target_"]
     assert {*slurm_keys.PER_JOB, *slurm_keys.OF_THE_SWEEP} == {*theirs, "n_jobs"}
-    local = {one.name for one in dataclasses.fields(LocalOptions)}
-    assert local & set(theirs) == slurm_keys.OF_BOTH
-    assert set(slurm_keys.OF_LOCAL_JOBS) == local - slurm_keys.OF_BOTH
     assert list(slurm_keys.PER_JOB) == [one for one in theirs if one in slurm_keys.PER_JOB]
 
 

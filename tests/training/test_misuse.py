@@ -7,7 +7,6 @@ import torch
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import forge
-from forge.hydra_app import hints
 from forge.slurm import client
 
 LOADER = torch.utils.data.DataLoader([torch.ones(2)] * 4)
@@ -173,52 +172,6 @@ def test_a_value_that_contains_itself_is_named(wrap, job):
     value.append(wrap(value))
     with pytest.raises(forge.CheckpointError, match=r"run\.state\.x contains itself"):
         job.run().state["x"] = value
-
-
-@pytest.mark.parametrize(
-    ("argument", "hint"),
-    [
-        ("resiliance.nan.action=skip", "Did you mean `resilience.nan.action`?"),
-        ("+resiliense=default", "Did you mean `resilience`?"),
-        ("hydra.launcher.njobs=2", "Did you mean `hydra.launcher.n_jobs`?"),
-        ("hydra.launcer.n_jobs=2", "Did you mean `hydra.launcher.n_jobs`?"),
-        ("hydra/luncher=slurm", "Did you mean `hydra/launcher`?"),
-        ("hydra.launcher.timeout_min=2", None),
-        ("resilience=null", "To train without forge, write `resilience=disabled`."),
-        ("+resilience=False", "for example `resilience=default`"),
-        ("resilience=debug", None),
-        ("model.resilient=1", None),
-        ("lr=0.1", None),
-    ],
-)
-def test_a_mistyped_first_word_has_a_hint(argument, hint, monkeypatch):
-    monkeypatch.setattr(hints, "_mistyped", [])
-    monkeypatch.setattr(hints.atexit, "register", lambda function: None)
-    hints.arm([argument])
-    assert [hint in one for one in hints._mistyped] == [True] * (hint is not None)
-
-
-@pytest.mark.parametrize(
-    ("launcher", "option", "other"),
-    [
-        ("local", "partition=gpu", "slurm"),
-        ("local", "wait=false", "slurm"),
-        ("slurm", "gpus_per_job=1", "local"),
-        ("local", "n_jobs=2", None),
-        ("local", "timeout_min=2", None),
-        ("local", "progress=none", None),
-        ("slurm", "partition=gpu", None),
-        ("slurm", "n_jobs=2", "local"),
-        ("submitit_slurm", "partition=gpu", None),
-    ],
-)
-def test_an_option_of_the_other_launcher_names_that_launcher(launcher, option, other, monkeypatch):
-    """Hydra's message only says that the key is not in struct."""
-    monkeypatch.setattr(hints, "_mistyped", [])
-    monkeypatch.setattr(hints.atexit, "register", lambda function: None)
-    hints.arm([f"hydra/launcher={launcher}", f"hydra.launcher.{option}"])
-    expected = f"is an option of `hydra/launcher={other}`, not of `hydra/launcher={launcher}`."
-    assert [expected in one for one in hints._mistyped] == [True] * (other is not None)
 
 
 def test_a_machine_without_slurm_says_where_to_submit(monkeypatch, tmp_path):
