@@ -18,6 +18,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from forge.compat import of_torch
+from forge.errors import ConfigError
 
 
 def _wrapped(objects: Mapping[str, Any]) -> Iterator[tuple[str, DistributedDataParallel]]:
@@ -29,11 +30,13 @@ def _wrapped(objects: Mapping[str, Any]) -> Iterator[tuple[str, DistributedDataP
                     yield path, module
 
 
-def problems(objects: Mapping[str, Any], num_ranks: int) -> list[str]:
-    """Modules that cannot resume with the same bits; with two ranks a sum has only one order."""
-    if num_ranks <= 2:
-        return []
-    return [
+def check(objects: Mapping[str, Any], num_ranks: int) -> None:
+    """Refuse modules that cannot resume with the same bits.
+
+    Raises:
+        ConfigError: Names them.
+    """
+    problems = [
         f"{name} contains a DistributedDataParallel with static_graph=True, and there are"
         f" {num_ranks} ranks: a resumed job would sum its first gradients in another order, so the"
         " last bits differ. Leave static_graph out (activation checkpointing with"
@@ -43,6 +46,8 @@ def problems(objects: Mapping[str, Any], num_ranks: int) -> list[str]:
         if isinstance(one, torch.nn.Module)
         and any(isinstance(m, DistributedDataParallel) and m.static_graph for m in one.modules())
     ]
+    if problems:
+        raise ConfigError(problems, "The call of forge.Run")
 
 
 def capture(objects: Mapping[str, Any]) -> dict[str, list[int]]:

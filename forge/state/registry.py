@@ -13,9 +13,9 @@ from forge.checkpoint import Store
 from forge.checkpoint.format import shards, tensor_encoding
 from forge.checkpoint.format.shards import Like
 from forge.errors import ConfigError, StateMismatch
+from forge.group.collectives import num_ranks
 from forge.state import (
     adapters,
-    ddp_buckets,
     module_state,
     optimizer_state,
     stray_parameters,
@@ -132,9 +132,17 @@ class StateRegistry:
             "evaluating": [name for name, one in self._modules() if not one.training],
             "dropout": {name: one.p for name, one in self._modules() if isinstance(one, _DROPOUTS)},
             "frozen": [name for name, p in self.parameters() if not p.requires_grad],
-            "buckets": ddp_buckets.capture(self.objects),
+            "buckets": self._buckets(),
             "grads": {name: p.grad for name, p in self.parameters() if p.grad is not None},
         }
+
+    def _buckets(self) -> dict[str, list[int]]:
+        """The order in which DDP sums gradients over several ranks."""
+        if num_ranks() == 1:
+            return {}
+        from forge.state import ddp_buckets  # most Runs are a single process
+
+        return ddp_buckets.capture(self.objects)
 
     def read_states(self) -> dict[str, Any]:
         """Read every object's state before the first step.
@@ -219,7 +227,10 @@ class StateRegistry:
 
     def prepare(self, saved: dict[str, Any]) -> None:
         """Prepare the objects before tensors of a captured state are read into live ones."""
-        ddp_buckets.restore(self.objects, saved.get("buckets", {}))
+        if num_ranks() > 1:
+            from forge.state import ddp_buckets
+
+            ddp_buckets.restore(self.objects, saved.get("buckets", {}))
 
     def load(self, saved: dict[str, Any], owned: Collection[int] = frozenset()) -> None:
         """Restore a captured state; compares first, so that a mismatch changes nothing.
