@@ -37,29 +37,14 @@ class Key:
     """Whether it is the path of a file or directory."""
 
 
-def key(
-    default: Any,
-    *,
-    help: str,
-    gt: float | None = None,
-    ge: float | None = None,
-    choices: tuple[str, ...] = (),
-    word: str = "",
-    remedy: str = "",
-    is_filled: bool = False,
-    is_path: bool = False,
-) -> Any:
-    """A field of a dataclass of the policy: `dataclasses.field` with a `Key`."""
-    known = Key(
-        help=help,
-        gt=gt,
-        ge=ge,
-        choices=choices,
-        word=word,
-        remedy=remedy,
-        is_filled=is_filled,
-        is_path=is_path,
-    )
+def key(default: Any, **properties: Any) -> Any:
+    """A field of a dataclass of the policy: `dataclasses.field` with a `Key`.
+
+    Args:
+        default: The default.
+        properties: Those of `Key`.
+    """
+    known = Key(**properties)
     if isinstance(default, list | dict):
         return field(default_factory=lambda: copy.deepcopy(default), metadata={_NAME: known})
     return field(default=default, metadata={_NAME: known})
