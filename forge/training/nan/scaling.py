@@ -79,8 +79,6 @@ _FALL = 2.0**4
 """Largest fall of a scale between two good updates: the scaler probes, and data differ."""
 _FIRST_FALL = 2.0**16
 """Largest fall before the first good update: the initial scale is too high by design."""
-_NUM_QUIET = 4
-"""Falls before the first good update that are not logged."""
 
 
 @dataclass
@@ -135,17 +133,6 @@ class Overflows:
             since = "since the last good update" if fall.has_updated else "without a good update"
             return f"the GradScaler's scale has fallen from {fall.top:g} to {scale:g} {since}"
         return ""
-
-    def warning(self, key: str) -> str:
-        """The warning to log for an overflow caused by the scaler; empty: none."""
-        fall = self._falls[key]
-        if fall.has_updated or fall.num_bad <= _NUM_QUIET:
-            return ""
-        return (
-            f"the first {fall.num_bad} updates were all skipped, because the gradients overflowed;"
-            f" the GradScaler has lowered its scale to {fall.last:g}, and will lower it further."
-            f" Below {fall.top / _FIRST_FALL:g} the NaN policy treats an overflow as a NaN"
-        )
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint, so that a resumed run judges in the same way."""

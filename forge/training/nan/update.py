@@ -145,8 +145,6 @@ class Updater(Watcher):
             return False, f"{problem}, though {against}"
         self.overflows.total += 1
         self._note("overflow", step=self._step, scale=scale, total=self.overflows.total)
-        if warning := self.overflows.warning(key):
-            messages.warn(f"Step {self._step}: {warning}")
         return True, problem
 
     def _judge(self, problem: str) -> bool:

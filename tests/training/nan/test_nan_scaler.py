@@ -216,16 +216,6 @@ def test_gradients_that_stay_bad_are_nans_once_the_scale_explains_them_no_more(
     assert words in nans[0]["problem"]
 
 
-def test_overflows_before_the_first_update_are_logged_from_the_fifth_on(tmp_path, caplog):
-    """A scaler starts too high by design; a run that does nothing for long has to say so."""
-    with caplog.at_level("WARNING", "forge"), pytest.raises(forge.Exit):
-        scaled_run(tmp_path, 40, bad_from(0), init_scale=2.0**16)
-    logged = [r.getMessage() for r in caplog.records if "updates were all" in r.getMessage()]
-    assert [int(text.split(":")[0].removeprefix("Step ")) for text in logged] == [*range(4, 17)]
-    assert "the first 5 updates were all skipped, because the gradients overflowed" in logged[0]
-    assert "has lowered its scale to 4096, " in logged[0]
-
-
 def test_a_scale_that_is_held_from_below_excuses_nothing(tmp_path):
     """Many loops keep it above a floor: there it would never fall, and NaNs never count."""
 
