@@ -524,10 +524,9 @@ class Attempt:
         is_whole = self.resumed_from is None and self._group.rank == 0
         if is_whole and self._optimizer_steps.is_nothing_updated():
             messages.warn(
-                f"Nothing was updated in {loops.step} steps: no optimizer has stepped, and the"
-                " parameters are the same as at the start. Write `loss.backward()` and"
-                " `run.update(loss, optimizer)` in the loop. If the loop is an evaluation, leave"
-                " the optimizer out of forge.Run(…)"
+                f"Nothing was updated in {loops.step} steps: no optimizer has stepped, unless in a"
+                " CUDA graph. Write `loss.backward()` and `run.update(loss, optimizer)` in the"
+                " loop. If the loop is an evaluation, leave the optimizer out of forge.Run(…)"
             )
 
     def _release(self, *, is_together: bool = False) -> None:

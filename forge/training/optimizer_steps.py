@@ -6,21 +6,16 @@ and its initial weights.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from forge import messages
-from forge.checkpoint.format import shards, tensor_encoding
 from forge.config.schema import NanAction
 from forge.state.registry import StateRegistry
 from forge.training.loop.loop_progress import LoopProgress
 from forge.training.nan.update import Updater
-
-_SAMPLE = 256
-"""Elements of each parameter that are compared, roughly."""
 
 
 class OptimizerSteps:
@@ -46,8 +41,6 @@ class OptimizerSteps:
         self._is_unguarded = False
         """Whether an optimizer has stepped in a step without the NaN policy."""
         self._has_stepped = False
-        self._before: list[tuple[torch.Tensor, torch.Tensor]] | None = None
-        """Parameters, and a part of each as it was when the first loop began."""
 
     def enter_run(self) -> None:
         """From now on optimizers should step in a loop."""
@@ -56,10 +49,6 @@ class OptimizerSteps:
     def begin_loop(self) -> None:
         """A loop begins."""
         self._watch(None if self._is_unguarded else self._in_loop)
-        if self._before is None:
-            groups = [group for one in self._live.optimizers for group in one.param_groups]
-            parameters = [p for group in groups for p in group["params"]]
-            self._before = [(p, _sample(p).clone()) for p in parameters if _is_comparable(p)]
 
     def close(self) -> None:
         """Remove the hooks."""
@@ -96,29 +85,13 @@ class OptimizerSteps:
             )
 
     def is_nothing_updated(self) -> bool:
-        """Whether a whole training has changed no parameter.
+        """Whether no optimizer has stepped in a whole training, though it has something to train.
 
-        Calls are not enough: a CUDA graph that is replayed steps without any call of Python's. A
-        GradScaler leaves out the steps that overflow.
+        A GradScaler leaves out the steps that overflow.
         """
         objects = self._live.objects.values()
         is_scaled = any(isinstance(one, torch.amp.GradScaler) for one in objects)
-        if self._has_stepped or self._updater.was_called or is_scaled:
+        if self._has_stepped or self._updater.was_called or is_scaled or not self._loops.step:
             return False
-        if not (self._loops.step and self._before):
-            return False
-        return all(torch.equal(_sample(p), before) for p, before in self._before)
-
-
-def _is_comparable(parameter: torch.Tensor) -> bool:
-    if not parameter.requires_grad or tensor_encoding.is_lazy(parameter):
-        return False
-    local = shards.local(parameter)
-    return local.layout is torch.strided and local.numel() > 0 and not local.is_meta
-
-
-def _sample(parameter: torch.Tensor) -> torch.Tensor:
-    local = shards.local(parameter).detach()
-    size = max(1, math.ceil(_SAMPLE ** (1 / max(1, local.dim()))))
-    view: torch.Tensor = local[(slice(size),) * local.dim()]
-    return view  # a view: nothing large is copied
+        groups = [group for one in self._live.optimizers for group in one.param_groups]
+        return any(p.requires_grad for group in groups for p in group["params"])

@@ -89,13 +89,6 @@ def steps_by_itself(job):
                 job.first.step()
 
 
-def replays_a_graph(job):
-    """No call of Python's is seen; only the values change."""
-    with job.run() as run:
-        for _ in run.steps(3):
-            job.head.weight.data.sub_(0.1)
-
-
 def has_everything_frozen(job):
     for one in (*job.body.parameters(), *job.head.parameters()):
         one.requires_grad_(False)
@@ -150,7 +143,6 @@ def has_an_expert_without_tokens(job):
         evaluates,
         accumulates,
         steps_by_itself,
-        replays_a_graph,
         has_everything_frozen,
         trains_and_then_evaluates,
         has_no_steps,
