@@ -40,17 +40,6 @@ class RunState(MutableMapping[str, Any]):
         self._restored: dict[str, Any] | None = {}
         """The restored values, until the first loop begins."""
 
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"run.state.{name}: run.state is a dict. Write run.state[{name!r}]")
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name not in RunState.__slots__:
-            way = f"run.state is a dict. Write run.state[{name!r}] = …"
-            if hasattr(value, "state_dict"):
-                way = f"give an object that has a state_dict to forge.Run(…, {name}={name})"
-            raise AttributeError(f"run.state.{name} = …: {way}")
-        super().__setattr__(name, value)
-
     def __getitem__(self, name: str) -> Any:
         return self._values[name]
 

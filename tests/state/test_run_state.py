@@ -129,11 +129,11 @@ def test_after_that_an_assignment_counts(tmp_path):
 def test_a_value_is_no_attribute():
     """An attribute would silently not be saved."""
     state = RunState()
-    with pytest.raises(AttributeError, match=r"run\.state\['best'\] = "):
+    with pytest.raises(AttributeError, match="best"):
         state.best = 1
-    with pytest.raises(AttributeError, match=r"run\.state\.ema = .*forge\.Run\(…, ema=ema\)$"):
+    with pytest.raises(AttributeError, match="ema"):
         state.ema = torch.nn.Linear(1, 1)
-    with pytest.raises(AttributeError, match=r"run\.state\['best'\]$"):
+    with pytest.raises(AttributeError, match="best"):
         _ = state.best
 
 
