@@ -16,7 +16,6 @@ from typing import Any
 
 from forge import messages
 from forge.filesystem.files import make_directory
-from forge.job import attempts
 from forge.job.ending import Ending
 from forge.job.requeue import Decision, decide_restart, spread
 from forge.jobdir import job_state, jsonl, ledger
@@ -127,7 +126,8 @@ class Job:
 
     def set_budgets(self, before: JobState | None) -> None:
         """Continue with the budgets of an earlier start; None: begin with new ones."""
-        self.attempt = attempts.last_number(self.directory)
+        events = jsonl.events(job_ledger(self.directory))
+        self.attempt = sum(one["kind"] == "attempt" for one in events)
         if before is None:
             return self.set_counts(Counts(best_step=self.trainings.saved_step()))
         counts, began, because = before.counts, before.began, before.because
@@ -222,6 +222,4 @@ class Job:
         self.record(ending.state.name, because=because)
         ended = {"reason": ending.reason, "rank": ending.rank, "ends_next_start": is_requeued}
         self.write(ending.state, because, code=ending.code, **ended)
-        if not self.state.has_steps:
-            attempts.keep_output(self.directory)
         return ending.exit_code

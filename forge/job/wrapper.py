@@ -14,6 +14,7 @@ in the job's directory as long as a process of the job can be alive.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import shutil
@@ -30,7 +31,6 @@ from forge.errors import ExitCode, Reason, Untrusted
 from forge.filesystem import claimed
 from forge.filesystem.files import open_file
 from forge.filesystem.locks import take_lock
-from forge.job import attempts
 from forge.job.backend import TaskBackend
 from forge.job.ending import Ending
 from forge.job.hangs import Hangs
@@ -57,6 +57,7 @@ from forge.jobdir.job_files import (
     TOKEN,
     VERDICT,
     forge_dir,
+    output_of,
     suffix,
 )
 from forge.jobdir.job_state import JobState, State
@@ -238,8 +239,6 @@ class Wrapper:
             raise Untrusted(problem)
         job, plan = self._job, self._plan
         job.begin_attempt()
-        if plan.exec is not None:
-            attempts.mark_start(job.directory, plan.num_ranks, job.attempt)
         ending = None
         if job.counts.recovery is not None:
             ending = self._stage(Task.recovery(plan, job.counts.recovery, job.attempt - 1))
@@ -267,7 +266,10 @@ class Wrapper:
         output = open_file(job.directory / OUTPUT, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.dup2(output, 1)
         os.dup2(output, 2)
-        job.record_start(task.kind, self._output_sizes())
+        sizes = self._output_sizes()
+        job.record_start(task.kind, sizes)
+        if self._plan.exec is not None and task.kind == "attempt":
+            self._mark_start(sizes)
         self._job.write(State.running, job.state.because)
         last_run = ledger.last_attempt(job.directory)
         environment = self._environment(task)
@@ -293,6 +295,16 @@ class Wrapper:
             path = self._job.directory / f"{OUTPUT}{suffix(rank)}"
             sizes.append(path.stat().st_size if path.exists() else 0)
         return sizes
+
+    def _mark_start(self, sizes: list[int]) -> None:
+        """Mark the start of an attempt of a command in each rank's output."""
+        at = time.strftime("%Y-%m-%d %H:%M:%S")
+        mark = f"==== forge: attempt {self._job.attempt}, {at} ====\n"
+        for rank, size in enumerate(sizes):
+            with contextlib.suppress(OSError):  # a full disk
+                output = output_of(self._job.directory, rank)
+                os.write(output, ("\n" * (size > 0) + mark).encode())
+                os.close(output)
 
     def _wait(self) -> None:
         while not self._backend.has_ended():

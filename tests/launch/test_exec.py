@@ -227,8 +227,7 @@ def test_a_rule_s_recovery_command_runs_before_the_restart(commands):
     assert (job.directory / "recovered").read_text() == "1 3\n2 3\n", said
     assert job.state["state"] == "finished"
     assert job.state["counts"]["by_rule"] == {"0": 2}
-    third = (job.directory / "attempts" / "3.log").read_text()
-    assert third.splitlines()[1:3] == ["1 3", "2 3"]
+    assert job.output.splitlines()[-3:-1] == ["1 3", "2 3"]
 
 
 def test_a_rule_has_its_own_budget(commands):
@@ -340,7 +339,6 @@ def test_after_a_ctrl_c_it_is_not_run_again_until_the_sweep_is(number, reason, c
     assert commands.go_on(sweep.output).returncode == 0
     assert job.state["state"] == "finished"
     assert steps(job) == list(range(1, 21))
-    assert sorted(os.listdir(job.directory / "attempts")) == ["1.log", "2.log"]
 
 
 def test_a_second_ctrl_c_kills_it(commands):
@@ -359,15 +357,15 @@ def test_a_second_ctrl_c_kills_it(commands):
 # -- logs ------------------------------------------------------------------------------------------
 
 
-def test_all_attempts_are_in_one_log_with_marks_and_each_has_its_own(commands):
+def test_all_attempts_are_in_one_log_with_marks(commands):
     """Users can read the output of one attempt without that of the others."""
     job, _ = run(commands, 'printf "it is $FORGE_ATTEMPT"; [ "$FORGE_ATTEMPT" = 2 ] || exit 75')
-    logs = [(job.directory / "attempts" / f"{n}.log").read_text() for n in (1, 2)]
-    assert "".join(logs) == job.output
-    for number, log in enumerate(logs, 1):
-        first, second, *_ = log.splitlines()
-        assert first.startswith(f"==== forge: attempt {number}, ")
-        assert second.startswith(f"it is {number}")
+    found = [(one["attempt"], *one["log"]) for one in job.told if one["kind"] == "attempt"]
+    output = job.output.encode()
+    for (number, begin), end in zip(found, [found[1][1], len(output)], strict=True):
+        mark, text, *_ = output[begin:end].decode().lstrip("\n").splitlines()
+        assert mark.startswith(f"==== forge: attempt {number}, ")
+        assert text.startswith(f"it is {number}")
 
 
 # -- a command in a config -------------------------------------------------------------------------
@@ -439,15 +437,16 @@ def test_several_tasks_of_srun_are_refused_each(task, commands):
         assert (done.returncode, (commands.folder / "ran").exists()) == (0, True), done.stdout
 
 
-def test_each_rank_runs_the_command_and_has_its_own_logs(commands):
+def test_each_rank_runs_the_command_and_has_its_own_log(commands):
     """The command runs once per rank, as under srun with several tasks."""
     script = 'echo "$RANK of $WORLD_SIZE"; [ "$FORGE_ATTEMPT" = 2 ] || exit 75'
     job, said = run(commands, script, "hydra.launcher.tasks_per_job=2")
     assert len(ends(job)) == 2, said
     for number, end in enumerate(("", ".1")):
-        for attempt in (1, 2):
-            log = (job.directory / "attempts" / f"{attempt}.log{end}").read_text()
-            assert f"{number} of 2" in log
+        log = (job.directory / f"output.log{end}").read_text()
+        first, second = log.split("==== forge: attempt ")[1:]
+        assert f"{number} of 2" in first
+        assert f"{number} of 2" in second
 
 
 def test_a_sweep_of_the_installed_script_is_resumed_by_it(commands):
