@@ -385,24 +385,6 @@ def queue(within_s: float = 6 * _CALL_S) -> dict[str, Queued]:
     return found
 
 
-def unresponsive_nodes() -> dict[str, list[str]]:
-    """Nodes that do not respond to the controller, though it has not marked them as down yet.
-
-    Returns:
-        Name of a job of this user on such a node, as `queue` has it -> its nodes.
-    Raises:
-        SlurmRefused: If sinfo or squeue does not answer.
-    """
-    states = "--states=ALLOCATED,MIXED,COMPLETING"
-    nodes = set(_ask("sinfo", "--dead", states, "--noheader", "--Node", "--format=%N").split())
-    found: dict[str, list[str]] = {}
-    form = [f"--user={os.getuid()}", "--noheader", "--array", "--format=%i"]
-    for node in sorted(nodes):
-        for job in _ask("squeue", *form, f"--nodelist={node}").split():
-            found.setdefault(job, []).append(node)
-    return found
-
-
 def resubmitted(job: str, script: str, queue: Mapping[str, Queued]) -> str | None:
     """The new number of a vanished job: a live job with the same script and array task."""
     task = job.partition("_")[2]

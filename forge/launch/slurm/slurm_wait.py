@@ -1,8 +1,7 @@
 """Waits for submitted jobs, using the files that they write, and one squeue for all of them.
 
 Neither needs Slurm's accounting. A job records its end in its own directory. If the cluster no
-longer knows a job whose files do not record its end, the job counts as failed. Once a minute,
-sinfo lists nodes that do not respond: Slurm takes minutes to mark them as down.
+longer knows a job whose files do not record its end, the job counts as failed.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -31,8 +30,6 @@ _LOOK_S = 0.5
 _LOOK_PER_JOB_S = 0.005
 _ASK_S, _ASK_LEAST_S, _ASK_PER_JOB_S = 15.0, 3.0, 0.3
 """Seconds between two calls of squeue: 15 for many jobs, less for few."""
-_NODES_S = 60.0
-"""Seconds between two calls of sinfo."""
 _PATIENCE = 4
 """Unanswered queries in a row before a warning is logged."""
 _WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "CONFIGURING")
@@ -51,8 +48,6 @@ class SubmittedJob(ObservedJob):
     """Path of the batch script."""
     unrequeued: str = ""
     """Why the wrapper could not requeue the job, so that the launcher has to."""
-    unresponsive: Sequence[str] = ()
-    """Nodes of the job that do not respond."""
     _gone: float | None = None
 
     def is_own(self, content: JobState) -> bool:
@@ -145,9 +140,7 @@ class QueueWatcher:
         self._question: threading.Thread | None = None
         self._answer: dict[str, client.Queued] | SlurmRefused | None = None
         self._ask_s = min(_ASK_S, max(_ASK_LEAST_S, _ASK_PER_JOB_S * len(jobs)))
-        self._asked = self._asked_nodes = time.monotonic()
-        self._unresponsive: dict[str, list[str]] = {}
-        """Slurm id of a job -> its nodes that do not respond."""
+        self._asked = time.monotonic()
         self._refused = 0
 
     def run(self) -> int | None:
@@ -213,7 +206,6 @@ class QueueWatcher:
             self._hold_back(waiting)
             if not self._alike.is_holding:
                 self._tell_pending(waiting)
-            self._tell_unresponsive(waiting)
         is_asking = self._question is not None and self._question.is_alive()
         if waiting and not is_asking and now - self._asked >= self._ask_s:
             self._asked = now
@@ -245,11 +237,7 @@ class QueueWatcher:
     def _ask(self) -> None:
         """Runs in a thread, since a busy controller can take a minute, and Ctrl+C must not wait."""
         try:
-            answer = client.queue()
-            if time.monotonic() - self._asked_nodes >= _NODES_S:
-                self._asked_nodes = time.monotonic()
-                self._unresponsive = client.unresponsive_nodes()
-            self._answer = answer
+            self._answer = client.queue()
         except SlurmRefused as error:
             self._answer = error
 
@@ -277,19 +265,3 @@ class QueueWatcher:
                 messages.warn(line)
             elif is_stuck or not self._display.is_live:
                 self._display.say(line, "yellow" if is_stuck else "")
-
-    def _tell_unresponsive(self, waiting: list[SubmittedJob]) -> None:
-        """Report a lost node once; its job seems to run until Slurm marks the node as down."""
-        for job in waiting:
-            before, job.unresponsive = job.unresponsive, self._unresponsive.get(job.slurm_id, ())
-            for node in job.unresponsive:
-                if node in before:
-                    continue
-                line = (
-                    f"job {job.number}: node {node} does not respond. If that does not change,"
-                    " Slurm marks the node as down after `SlurmdTimeout`, and the job is requeued."
-                )
-                if self._progress == "none":
-                    messages.warn(line)
-                else:
-                    self._display.say(line, "yellow")

@@ -12,7 +12,6 @@ import pytest
 from cluster import Cluster, missing, submit, wait_for
 from slurm_apps import BARE_CONF, SlurmApp
 
-from forge import messages
 from forge.errors import ConfigError, SlurmRefused
 from forge.jobdir.job_files import STATE, forge_dir, write_json
 from forge.launch.slurm import slurm_wait
@@ -69,53 +68,6 @@ def test_why_jobs_wait_is_said_and_what_to_do_about_it(app, cluster, tmp_path):
     assert sweep.wait() == 1
     assert "1 of 2 finished" in sweep.output
     assert sweep.output.count("waiting: DependencyNeverSatisfied") == 1
-
-
-@pytest.mark.slurm
-@pytest.mark.slow
-def test_a_lost_node_is_noticed_before_slurm_marks_it_as_down(tmp_path, monkeypatch):
-    """Slurm shows a job on a lost node as running for minutes."""
-    if missing():
-        pytest.skip(missing())
-    cluster = Cluster(tmp_path / "slurm", "SlurmdTimeout=60")
-    try:
-        for name, value in cluster.environment.items():
-            monkeypatch.setenv(name, value)
-        options = ("--array=3", "--nodelist=n2")
-        lost = submit(cluster, tmp_path, "srun sleep 600", *options)
-        healthy = submit(cluster, tmp_path, "srun sleep 600", "--nodelist=n1")
-        is_running = lambda: cluster.show(lost)["JobState"] == "RUNNING"  # noqa: E731
-        wait_for(lambda: is_running() and client.steps(healthy, 60.0) != [], "the jobs")
-        assert client.unresponsive_nodes() == {}
-        cluster.lose("n2")
-        wait_for(lambda: client.unresponsive_nodes() == {f"{lost}_3": ["n2"]}, "word of the node")
-        assert is_running()
-    finally:
-        cluster.stop()
-
-
-def test_a_lost_node_is_said_once_for_each_loss(tmp_path, monkeypatch, at_once):
-    """The launcher asks again and again while the node does not respond."""
-    monkeypatch.setattr(slurm_wait, "_NODES_S", 0.0)
-    said = []
-    monkeypatch.setattr(messages, "warn", said.append)
-    jobs = [submitted(tmp_path / name, n, name) for n, name in enumerate("78")]
-    for job in jobs:
-        say(job, "running", job.slurm_id)
-
-    def nodes():
-        if len(said) == 3:
-            for job in jobs:
-                say(job, "finished", job.slurm_id, reason="finished", code=0)
-        if len(said) == 2 and jobs[0].unresponsive:
-            return {}  # both nodes respond again
-        return {"7": [["n1"], ["n1", "n2"], ["n2"], []][len(said)], "60": ["n9"]}
-
-    monkeypatch.setattr(client, "queue", lambda: dict.fromkeys("78", Queued("RUNNING", "None")))
-    monkeypatch.setattr(client, "unresponsive_nodes", nodes)
-    assert QueueWatcher(jobs, "none").run() is None
-    nodes_said = [line.partition(" does not respond")[0] for line in said]
-    assert nodes_said == ["job 0: node n1", "job 0: node n2", "job 0: node n2"]
 
 
 # -- submitting --------------------------------------------------------------------------------
