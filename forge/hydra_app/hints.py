@@ -7,11 +7,9 @@ when the process ends. Only a command line with a key of `resilience` prepares a
 from __future__ import annotations
 
 import atexit
-import importlib.util
 import re
 import sys
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Iterable
 
 from forge import messages
 
@@ -26,20 +24,12 @@ ADD_PRESET = (
 pending_keys: list[str] = []
 """Overrides below `resilience` that need a preset which the config does not have."""
 _arguments: list[str] = []
-_search_path: list[Callable[[], Iterable[str]]] = []
-"""Returns the app's own entries of Hydra's search path."""
 
 
-def arm(arguments: Iterable[str], search_path: Callable[[], Iterable[str]] = tuple) -> None:
-    """Prepare hints for the overrides in a command line.
-
-    Args:
-        arguments: The words of the command line.
-        search_path: Returns the app's own entries of Hydra's search path. Called for the hint:
-            Hydra adds `--config-dir` later.
-    """
+def arm(arguments: Iterable[str]) -> None:
+    """Prepare hints for the overrides in a command line."""
     words = list(arguments)
-    _arguments[:], _search_path[:] = words, [search_path]
+    _arguments[:] = words
     keys = [match[1] for match in map(_OVERRIDE.match, words) if match]
     if keys and not pending_keys:
         pending_keys.extend(keys)
@@ -61,8 +51,8 @@ def hints_for(keys: Iterable[str]) -> list[str]:
     known = known_keys()
     unknown = [key for key in keys if key not in known]
     if not unknown:
-        if _has_preset():  # Hydra refuses something else
-            return []
+        if any(word.lstrip("+").startswith("resilience=") for word in _arguments):
+            return []  # Hydra refuses something else
         return [f"if your config has no `resilience` yet, {ADD_PRESET}"]
     found = []
     for key in unknown:
@@ -78,33 +68,6 @@ def hints_for(keys: Iterable[str]) -> list[str]:
             found.append(f"`resilience.{key}` is not a key of forge's policy. {instead}")
         # A key unlike any of ours can be the app's own, and Hydra has reported it.
     return found
-
-
-def _has_preset() -> bool:
-    """Whether the command, or a config of the app, names a `resilience` preset."""
-    if any(word.lstrip("+").startswith("resilience=") for word in _arguments):
-        return True
-    texts = _configs(entry for entries in _search_path for entry in entries())
-    return any("resilience" in text for text in texts)
-
-
-def _configs(entries: Iterable[str]) -> list[str]:
-    """The texts of the configs in entries of Hydra's search path, and in their groups."""
-    directories = [Path(one) for entry in entries for one in _directories(entry)]
-    files = [
-        file for one in directories for glob in ("*.y*ml", "*/*.y*ml") for file in one.glob(glob)
-    ]
-    return [file.read_text(errors="replace") for file in files]
-
-
-def _directories(entry: str) -> Iterable[str]:
-    if not entry.startswith("pkg://"):
-        return [entry.removeprefix("file://")]
-    try:
-        spec = importlib.util.find_spec(entry.removeprefix("pkg://").replace("/", "."))
-    except ImportError:
-        return []  # Hydra has reported it
-    return (spec and spec.submodule_search_locations) or []
 
 
 def _print() -> None:

@@ -8,9 +8,6 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 
 import forge
 
-_OWN = ("main", "command-line")
-"""Hydra's names of the app's config directory, and of `--config-dir`."""
-
 
 class ForgeSearchPath(SearchPathPlugin):
     """Appends forge's `conf` to the search path; a config has to select its presets."""
@@ -25,8 +22,4 @@ class ForgeSearchPath(SearchPathPlugin):
         if any("=" in argument for argument in sys.argv[1:]):
             from forge.hydra_app import hints
 
-            def own() -> list[str]:
-                entries = search_path.get_path()
-                return [one.path for one in entries if one.path and one.provider in _OWN]
-
-            hints.arm(sys.argv[1:], own)
+            hints.arm(sys.argv[1:])

@@ -157,17 +157,6 @@ def test_a_job_whose_main_reads_a_missing_policy_is_told_how_to_add_one(tmp_path
         assert "The config has no policy: add a preset to its defaults list (`defaults:" in text
 
 
-def test_a_preset_in_a_directory_of_the_command_line_counts(bare_app):
-    """Hydra adds `--config-dir` to its search path after the plugins."""
-    (bare_app / "more").mkdir()
-    (bare_app / "more" / "mine.yaml").write_text("defaults: [resilience: default, _self_]\n")
-    wrong = ["--config-dir", "more", "--config-name", "mine", "resilience.nan.action=halt", "lrr=1"]
-    code, output = run(bare_app, *wrong)
-    assert code == 1
-    assert "Key 'lrr' is not in struct" in output
-    assert "forge" not in output
-
-
 def test_an_app_with_a_resilience_key_of_its_own_is_left_alone(tmp_path):
     """Installing forge changes no other app: not its config, its output, nor its errors."""
     app = make_app(tmp_path, PLAIN_APP, "resilience: {retries: 3}\nfails: false\n")
@@ -215,40 +204,13 @@ def test_a_hint_says_what_to_write(keys, expected):
         assert part in sentence
 
 
-@pytest.fixture
-def directories(tmp_path):
-    """Config directories (of an app, and for `--config-dir`), no presets."""
-    for name in ("conf", "more"):
-        (tmp_path / name / "experiment").mkdir(parents=True)
-        (tmp_path / name / "train.yaml").write_text("lr: 1\n")
-    return tmp_path
-
-
-def arm(monkeypatch, *arguments, entries):
+@pytest.mark.parametrize(("argument", "number"), [("lrr=1", 1), ("+resilience=default", 0)])
+def test_no_hint_about_presets_if_the_command_adds_one(argument, number, monkeypatch):
+    """Hydra refused another key: the hint would send people the wrong way."""
     monkeypatch.setattr(hints, "pending_keys", [])
     monkeypatch.setattr(hints.atexit, "register", lambda function: None)
-    hints.arm(["resilience.nan.action=halt", "lrr=1", *arguments], lambda: entries)
-    return hints.hints_for(["nan.action"])
-
-
-@pytest.mark.parametrize("file", ["conf/train.yaml", "conf/experiment/big.yml", "more/train.yaml"])
-def test_no_hint_about_presets_if_a_config_has_one(file, directories, monkeypatch):
-    """Hydra refused another key: the hint would send people the wrong way."""
-    entries = [f"file://{directories}/conf", f"{directories}/more", "pkg://no.such_package"]
-    assert len(arm(monkeypatch, entries=entries)) == 1
-    (directories / file).write_text("defaults: [resilience: default, _self_]\n")
-    assert arm(monkeypatch, entries=entries) == []
-
-
-def test_no_hint_about_presets_if_the_command_adds_one(directories, monkeypatch):
-    assert arm(monkeypatch, "+resilience=default", entries=[f"{directories}/conf"]) == []
-
-
-def test_presets_in_a_package_of_configs_count(directories, monkeypatch):
-    """With `python -m app.train` Hydra's entry is the package."""
-    (directories / "conf" / "train.yaml").write_text("defaults: [resilience: default, _self_]\n")
-    monkeypatch.syspath_prepend(directories)
-    assert arm(monkeypatch, entries=["pkg://conf"]) == []
+    hints.arm(["resilience.nan.action=halt", argument])
+    assert len(hints.hints_for(["nan.action"])) == number
 
 
 @pytest.mark.parametrize(
