@@ -12,16 +12,17 @@ jobs with an override of any other kind (a deletion, `hydra.…`), and small fam
 
 from __future__ import annotations
 
+import io
 import pickle
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
-from omegaconf import DictConfig, Node, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 _LEAST = 5
@@ -159,32 +160,23 @@ class Composer:
         return cfg  # type: ignore[no-any-return]
 
 
+class _Comparing(pickle.Pickler):
+    def persistent_id(self, node: Any) -> int | None:
+        """A text as a number, so that it makes no difference which equal texts are one object."""
+        return int.from_bytes(b"1" + node.encode(), "big") if type(node) is str else None
+
+
 def is_same(one: Any, other: Any) -> bool:
     """Whether two configs are equal: all values, unresolved, and the types and flags of all nodes.
 
-    Compares what pickle would store of each node.
+    Compares their pickles. If an object cannot be pickled, they count as different.
     """
-    return _is_same(one, other, {})
-
-
-def _is_same(one: Any, other: Any, seen: dict[tuple[int, int], Any]) -> bool:
-    """`seen` has the pairs of nodes whose comparison has begun: nodes refer to their parents."""
-    if one is other or (id(one), id(other)) in seen:
-        return True
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, dict):
-        is_same_order = len(one) == len(other) and all(map(_are_equal, one, other))
-        return is_same_order and all(_is_same(one[key], other[key], seen) for key in one)
-    if isinstance(one, (list, tuple)):
-        pairs = zip(one, other, strict=False)
-        return len(one) == len(other) and all(_is_same(*pair, seen) for pair in pairs)
-    if isinstance(one, Node) or (is_dataclass(one) and not isinstance(one, type)):
-        seen[id(one), id(other)] = one, other  # alive, so that no other object has their ids
-        return _is_same(one.__reduce_ex__(4), other.__reduce_ex__(4), seen)
-    return _are_equal(one, other)
-
-
-def _are_equal(one: Any, other: Any) -> bool:
-    is_nan = one != one and other != other
-    return type(one) is type(other) and bool(one == other or is_nan)
+    found = []
+    for config in (one, other):
+        buffer = io.BytesIO()
+        try:
+            _Comparing(buffer).dump(config)
+        except Exception:  # noqa: BLE001 - whatever an object of the user raises
+            return False
+        found.append(buffer.getvalue())
+    return found[0] == found[1]
