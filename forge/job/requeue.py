@@ -28,7 +28,7 @@ class Decision:
 
 _PREEMPTIONS = ("preemptions", "max_preemptions", "requeue.max_preemptions")
 _FAILURES = ("failures", "max_failures", "requeue.max_failures")
-_BUDGETS = {
+BUDGETS = {
     Reason.preempted: _PREEMPTIONS,
     Reason.node_failed: _PREEMPTIONS,
     Reason.requested: _PREEMPTIONS,
@@ -90,7 +90,7 @@ def decide_restart(
     counts.brief = counts.brief + 1 if is_brief else 0
     if ending.reason in (Reason.finished, Reason.interrupted, Reason.cancelled, Reason.orphaned):
         return Decision(starts_again=False, because=what)
-    budgets = _BUDGETS | (_ELSEWHERE if limits.has_other_nodes else {})
+    budgets = BUDGETS | (_ELSEWHERE if limits.has_other_nodes else {})
     counter, limit, key = budgets.get(ending.reason, ("", "", ""))
     is_ruled = not counter and counts.recovery is None  # rules apply to the job's own command
     rule = _rule_for(ending, limits) if is_ruled else None

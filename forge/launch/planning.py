@@ -24,17 +24,12 @@ from forge.config.schema import (
     SignalTo,
     ZeroAfterSignal,
 )
-from forge.filesystem.files import open_file
 from forge.jobdir import job_state, ledger
-from forge.jobdir.job_files import OUTPUT, job_ledger, suffix
+from forge.jobdir.job_files import job_ledger
 from forge.jobdir.job_state import State
 from forge.jobdir.plan import ExecPlan, JobPlan, RequeueLimits, read_earlier
 from forge.launch.exec import ComposedCommand
 from forge.launch.sweep import JobPlace
-from forge.messages import escape
-
-_TAIL_BYTES = 2**16
-_TAIL_COLUMNS = 500
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 """The entry of sys.path from which forge can be imported."""
@@ -193,16 +188,3 @@ def is_finished(directory: Path) -> bool:
 def has_begun(directory: Path) -> bool:
     """Whether the job has trained, so that its config must not change any more."""
     return ledger.saved_steps(directory, read_earlier(directory).checkpoint_dir) >= 0
-
-
-def last_output(directory: Path, rank: int, lines: int = 20) -> str:
-    """The last lines that a rank of the job printed, for an error message."""
-    path = directory / f"{OUTPUT}{suffix(rank)}"
-    try:
-        with os.fdopen(open_file(path), "rb") as file:
-            file.seek(max(os.fstat(file.fileno()).st_size - _TAIL_BYTES, 0))
-            text = file.read().decode(errors="replace")
-    except OSError:
-        return ""
-    shown = "\n".join(f"  {escape(line[:_TAIL_COLUMNS])}" for line in text.splitlines()[-lines:])
-    return f"\nThe end of {path}:\n{shown}"

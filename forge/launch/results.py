@@ -16,9 +16,13 @@ from forge.filesystem.files import read_trusted
 from forge.hydra_app import frozen
 from forge.jobdir.job_files import RESULT, forge_dir, suffix
 from forge.jobdir.job_state import State
-from forge.launch import planning, tracebacks
+from forge.launch import tracebacks
 from forge.launch.planning import ComposedJob
 from forge.launch.progress.observed import ObservedJob
+from forge.messages import escape
+from forge.sweeps import output
+
+_TAIL_LINES, _TAIL_COLUMNS = 20, 500
 
 
 class _CompactJobError(JobError, CompactHydraException):
@@ -42,7 +46,7 @@ def result_of(job: ComposedJob, queued: ObservedJob) -> JobReturn:
         result = JobReturn(status=JobStatus.COMPLETED)
         if queued.state in (State.failed, State.stopped, State.terminated):
             text = f"job {job.place.number} ({job.label}): {queued.because}"
-            text += planning.last_output(job.directory, queued.rank)
+            text += _last_output(job.directory, queued.rank)
             result.status = JobStatus.FAILED
             result.return_value = _CompactJobError(text, queued.code)
     if job.is_done:
@@ -55,6 +59,13 @@ def result_of(job: ComposedJob, queued: ObservedJob) -> JobReturn:
         result.working_dir = str(job.directory)
         result.task_name = job.config.hydra.job.name
     return result
+
+
+def _last_output(directory: Path, rank: int) -> str:
+    """The last lines that a rank of the job printed."""
+    lines = output.end_of(directory, rank).splitlines()[-_TAIL_LINES:]
+    shown = "\n".join(f"  {escape(line[:_TAIL_COLUMNS])}" for line in lines)
+    return f"\nThe end of {output.path_of(directory, rank)}:\n{shown}" if lines else ""
 
 
 def stored(directory: Path, rank: int) -> JobReturn | None:

@@ -6,26 +6,13 @@ import time
 from collections.abc import Iterator
 
 from forge.errors import Reason
+from forge.job.requeue import BUDGETS
 from forge.jobdir.job_state import State
 from forge.slurm import pending
 from forge.sweeps import words
 from forge.sweeps.why import ends
 from forge.sweeps.why.causes import Cause
 from forge.sweeps.why.evidence import Evidence, Explanation
-
-_BUDGETS = {
-    **dict.fromkeys(
-        ("preempted", "node_failed", "requested", "signalled"),
-        ("preemptions", "max_preemptions", "requeue.max_preemptions"),
-    ),
-    "time_limit": ("timeouts", "max_timeouts", "requeue.max_timeouts"),
-    **dict.fromkeys(
-        ("forced", "crashed", "out_of_memory", "rank_lost", "disk_full"),
-        ("failures", "max_failures", "requeue.max_failures"),
-    ),
-    "hung": ("hangs", "max_hangs", "hang.max_restarts"),
-}
-"""Reason -> its count, its limit in the plan, and the key of the limit in the policy."""
 
 
 def of_job(known: Evidence) -> list[Explanation]:
@@ -137,7 +124,8 @@ def _budget(known: Evidence, reason: str) -> Iterator[Explanation]:
                 " before its first save.",
             ),
         )
-    counter, limit, key = _BUDGETS.get(reason, ("", "", ""))
+    budget = BUDGETS.get(Reason[reason]) if reason in Reason.__members__ else None
+    counter, limit, key = budget or ("", "", "")
     most = limits.get(limit)
     if counter and most is not None and counts.get(counter, 0) >= most:
         yield Explanation(
