@@ -27,7 +27,8 @@ from forge.launch import exec, payload, planning
 from forge.launch.composer import Composer
 from forge.launch.hydra_launcher import Request
 from forge.launch.planning import ComposedJob
-from forge.launch.sweep import JobPlace, SweepDir
+from forge.launch.sweep import SweepDir
+from forge.sweeps.reader import JobPlace
 
 _SHOWN = 8
 """The most jobs that an error message names."""

@@ -29,7 +29,7 @@ from forge.jobdir.job_files import job_ledger
 from forge.jobdir.job_state import State
 from forge.jobdir.plan import ExecPlan, JobPlan, RequeueLimits, read_earlier
 from forge.launch.exec import ComposedCommand
-from forge.launch.sweep import JobPlace
+from forge.sweeps.reader import JobPlace
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 """The entry of sys.path from which forge can be imported."""

@@ -9,23 +9,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from forge.errors import DirectoryInUse
 from forge.filesystem.files import append, make_trusted_directory, open_file, read_if_there
 from forge.filesystem.locks import take_lock
 from forge.jobdir.job_files import LOCK, forge_dir
-
-
-@dataclass(frozen=True)
-class JobPlace:
-    """A job's number and directory in the sweep."""
-
-    number: int
-    subdir: str
-    overrides: tuple[str, ...]
-    """Sorted, since their order makes no difference."""
+from forge.sweeps import reader
+from forge.sweeps.reader import JobPlace
 
 
 def _of_the_user(overrides: Sequence[str]) -> tuple[str, ...]:
@@ -47,7 +38,7 @@ class SweepDir:
         With `is_looked_at`, the directory can be missing, and is not locked.
         """
         self.path = path
-        self.index = forge_dir(path) / "jobs.jsonl"
+        self.index = forge_dir(path) / reader.INDEX
         self._remember(self._read())
         self._taken = taken
         self._lock = -1
@@ -81,16 +72,7 @@ class SweepDir:
             self._lock = -1
 
     def _read(self) -> list[JobPlace]:
-        found = {}
-        text = read_if_there(self.index)
-        for line in text.split("\n"):
-            try:
-                entry = json.loads(line)
-                place = JobPlace(entry["number"], entry["subdir"], tuple(entry["overrides"]))
-            except (ValueError, KeyError, TypeError):
-                continue  # torn by a crash: that job had not begun
-            found[place.number] = place
-        return list(found.values())
+        return reader.places(read_if_there(self.index))[0]
 
     def find(self, overrides: list[str]) -> JobPlace | None:
         """The place of a job with these overrides, if no earlier call returned it."""

@@ -31,12 +31,13 @@ MANIFEST = "manifest.json"
 
 
 @dataclass(frozen=True)
-class JobEntry:
-    """A job in the index of its sweep."""
+class JobPlace:
+    """A job's number and directory, in the index of its sweep."""
 
     number: int
     subdir: str
     overrides: tuple[str, ...]
+    """Sorted by the launcher, since their order makes no difference."""
 
 
 @dataclass(frozen=True)
@@ -55,19 +56,17 @@ class Files:
     problems: list[str] = field(default_factory=list)
 
 
-def entries(sweep_dir: Path) -> tuple[list[JobEntry], int]:
-    """The jobs in a sweep's index in the order of their numbers, and the number of bad lines."""
-    found: dict[int, JobEntry] = {}
+def places(index: str) -> tuple[list[JobPlace], int]:
+    """The jobs in the text of a sweep's index, by their numbers, and the number of bad lines."""
+    found: dict[int, JobPlace] = {}
     bad = 0
-    for line in read_plain(forge_dir(sweep_dir) / INDEX).decode(errors="replace").split("\n"):
-        if not line.strip():
-            continue
+    for line in filter(str.strip, index.split("\n")):
         try:
             entry = json.loads(line)
             number = int(entry["number"])
-            found[number] = JobEntry(number, str(entry["subdir"]), tuple(entry["overrides"]))
+            found[number] = JobPlace(number, str(entry["subdir"]), tuple(entry["overrides"]))
         except (ValueError, KeyError, TypeError):
-            bad += 1
+            bad += 1  # torn by a crash: that job had not begun
     return [found[number] for number in sorted(found)], bad
 
 
@@ -105,7 +104,7 @@ def files_of(directory: Path) -> Files:
     return Files(state, plan, verdict, progress, found, cancel, history, problems)
 
 
-def read_job(entry: JobEntry, directory: Path, label: str, locks: HeldLocks) -> SweepJob:
+def read_job(place: JobPlace, directory: Path, label: str, locks: HeldLocks) -> SweepJob:
     """The job in a directory, as it is now."""
     files = files_of(directory)
     state, problems = files.state, files.problems
@@ -130,9 +129,9 @@ def read_job(entry: JobEntry, directory: Path, label: str, locks: HeldLocks) -> 
     steps = progress.planned if progress else None
     interval = (files.ledger.start or {}).get("interval") or {}
     return SweepJob(
-        number=entry.number,
+        number=place.number,
         directory=directory,
-        overrides=entry.overrides or tuple(files.plan.get("overrides") or ()),
+        overrides=place.overrides or tuple(files.plan.get("overrides") or ()),
         state=now,
         label=label,
         reason=reason,

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from forge.errors import NoSweep
-from forge.filesystem.files import FORGE, open_file
+from forge.filesystem.files import FORGE, open_file, read_plain
 from forge.jobdir.job_files import LAUNCH, LOCK, forge_dir
 from forge.jobdir.job_state import State
 from forge.slurm.submitted import Submitted
 from forge.sweeps import collect, reader, words
 from forge.sweeps.job import SweepJob
 from forge.sweeps.liveness import HeldLocks
-from forge.sweeps.reader import INDEX, JobEntry
+from forge.sweeps.reader import INDEX, JobPlace
 
 
 @dataclass(frozen=True)
@@ -113,8 +113,8 @@ def sweep(path: str | os.PathLike[str]) -> Sweep:
 
 def read_again(path: Path, job: SweepJob) -> SweepJob:
     """A job of the sweep in `path`, as it is now."""
-    entry = JobEntry(job.number, "", job.overrides)
-    return reader.read_job(entry, job.directory, job.label, HeldLocks())
+    place = JobPlace(job.number, "", job.overrides)
+    return reader.read_job(place, job.directory, job.label, HeldLocks())
 
 
 def is_job(path: Path) -> bool:
@@ -130,13 +130,14 @@ def is_sweep(path: Path) -> bool:
 
 def _sweep(path: Path) -> Sweep:
     locks = HeldLocks()
-    found, bad = reader.entries(path)
+    index = read_plain(forge_dir(path) / INDEX)
+    found, bad = reader.places(index.decode(errors="replace"))
     texts, common = reader.labels(one.overrides for one in found)
     ids = Submitted(path).ids
     jobs = []
-    for entry, label in zip(found, texts, strict=True):
-        directory = Path(os.path.normpath(path / entry.subdir))
-        job = reader.read_job(entry, directory, label, locks)
+    for place, label in zip(found, texts, strict=True):
+        directory = Path(os.path.normpath(path / place.subdir))
+        job = reader.read_job(place, directory, label, locks)
         slurm_id = job.slurm_id or ids.get(job.number, "")
         # On a cluster the plan of a job that has not started yet is not in its directory.
         jobs.append(replace(job, slurm_id=slurm_id, has_wrapper=True))
@@ -162,8 +163,8 @@ def _without_launcher(job: SweepJob) -> SweepJob:
 
 
 def _single(path: Path) -> Sweep:
-    entry = JobEntry(0, ".", ())
-    return Sweep(path, (reader.read_job(entry, path, "", HeldLocks()),), is_single=True)
+    place = JobPlace(0, ".", ())
+    return Sweep(path, (reader.read_job(place, path, "", HeldLocks()),), is_single=True)
 
 
 def _launcher(path: Path, locks: HeldLocks) -> int | None:

@@ -12,7 +12,8 @@ from sweeps import CONF, App, SweptJob
 from forge.config.schema import Policy
 from forge.jobdir.job_files import PLAN, forge_dir, read_json, write_json
 from forge.launch import planning
-from forge.launch.sweep import JobPlace, SweepDir
+from forge.launch.sweep import SweepDir
+from forge.sweeps.reader import JobPlace
 
 LIGHT = """
     import json, os, random, signal, sys

@@ -17,7 +17,7 @@ from forge.jobdir.job_state import JobState, State
 from forge.sweeps import reader
 from forge.sweeps.job import SweepJob
 from forge.sweeps.liveness import HeldLocks
-from forge.sweeps.reader import JobEntry
+from forge.sweeps.reader import JobPlace
 
 _READ_S = 1.0
 
@@ -99,8 +99,8 @@ class ObservedJob(ABC):
         is_same = seen is not None and facts.items() <= vars(seen).items()
         is_same = is_same and seen is not None and self._shown(seen) is seen.state
         if seen is None or not is_same or (is_due and self.state.is_active):
-            entry = JobEntry(self.number, "", ())
-            seen = reader.read_job(entry, self.directory, self.label, locks())
+            place = JobPlace(self.number, "", ())
+            seen = reader.read_job(place, self.directory, self.label, locks())
             self._seen = seen = replace(seen, state=self._shown(seen), **facts)
         return seen
 
