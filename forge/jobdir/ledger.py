@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from forge.errors import ForgeError
 from forge.filesystem.files import make_directory, open_file, read_plain
-from forge.jobdir import spawned
+from forge.jobdir import jsonl, spawned
 from forge.jobdir.job_files import forge_dir, saved_step, suffix
 
 __all__ = ["AttemptLog", "History", "Progress", "read", "read_progress"]
@@ -247,8 +247,7 @@ def _shares(job_dir: Path | str) -> list[_Share]:
 def _share(job_dir: Path | str, number: int) -> _Share:
     """Read it from the first line; if that is lost, assume the job's only Run."""
     try:
-        with os.fdopen(open_file(_attempt_file(job_dir, number)), errors="replace") as file:
-            event = _parse(file.readline())
+        event = next(jsonl.head(_attempt_file(job_dir, number)), None)
     except OSError:
         event = None
     if event is None or event["kind"] != "run":
@@ -279,8 +278,7 @@ def _attempt_file(job_dir: Path | str, number: int) -> Path:
 
 def _events(job_dir: Path | str, number: int) -> list[dict[str, Any]]:
     """The events of one attempt; lines that a crash tore are skipped."""
-    text = read_plain(_attempt_file(job_dir, number)).decode(errors="replace")
-    return [event for event in map(_parse, text.split("\n")) if event]
+    return list(jsonl.events(_attempt_file(job_dir, number)))
 
 
 @dataclass
@@ -350,14 +348,6 @@ def read(job_dir: Path | str) -> History:
                 run.setdefault(event["step"], {}).update(event["values"])
     history.runs = {name: dict(sorted(run.items())) for name, run in history.runs.items()}
     return history
-
-
-def _parse(line: str) -> dict[str, Any] | None:
-    try:
-        event = json.loads(line)
-    except ValueError:
-        return None
-    return event if isinstance(event, dict) and "kind" in event else None
 
 
 def _forget_after(metrics: dict[int, dict[str, float]], step: int) -> None:
