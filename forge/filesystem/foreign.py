@@ -16,32 +16,16 @@ _given_to: dict[tuple[int, int], int] = {}
 """(our user id, device) -> the owner of a new file of ours."""
 
 
-def foreign(path: Path) -> str | None:
-    """Which user other than us and root could have written `path`, in words; None if no other.
-
-    For a link, both the link and its target are checked.
-    """
-    try:
-        link, status = os.lstat(path), os.stat(path)
-    except OSError:
-        return None  # missing, or a broken link: opening it will raise
-    if stat.S_ISLNK(link.st_mode) and not is_ours(link.st_uid, path.parent):
-        return _belongs(link)
-    folder = path if stat.S_ISDIR(status.st_mode) else path.parent
-    return _foreign(status, path, folder)
-
-
 def foreign_file(fd: int, folder: Path) -> str | None:
-    """Like `foreign`, for an open file, which cannot be replaced after the check.
+    """Which user other than us and root could have written an open file, in words; None: no other.
+
+    In a sticky directory others can add their own files, but not replace ours.
 
     Args:
+        fd: The file, which cannot be replaced after the check; or a directory.
         folder: The file's directory; for a directory, the directory itself.
     """
-    return _foreign(os.fstat(fd), fd, folder)
-
-
-def _foreign(status: os.stat_result, target: Path | int, folder: Path) -> str | None:
-    """See `foreign`. In a sticky directory others can add their own files, but not replace ours."""
+    status = os.fstat(fd)
     if not is_ours(status.st_uid, folder):
         return _belongs(status)
     mode = stat.S_IMODE(status.st_mode)
@@ -52,7 +36,7 @@ def _foreign(status: os.stat_result, target: Path | int, folder: Path) -> str | 
         return f"can be written by everybody ({owner})"
     if not mode & stat.S_IWGRP:  # this is also the mask of its ACL, so the ACL grants no writing
         return None
-    if _has_acl(target):
+    if _has_acl(fd):
         return f"can be written by users or groups that its ACL names ({owner})"
     if not _is_private(status.st_gid, os.geteuid()):
         return f"can be written by the group {_group(status.st_gid)} ({owner})"
@@ -93,9 +77,9 @@ def _owner_of_new_file(folder: Path) -> int:
             os.unlink(probe)
 
 
-def _has_acl(target: Path | int) -> bool:
+def _has_acl(fd: int) -> bool:
     try:
-        return bool(os.getxattr(target, _ACL))
+        return bool(os.getxattr(fd, _ACL))
     except (OSError, AttributeError):  # no ACL, or a system without ACLs
         return False
 

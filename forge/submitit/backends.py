@@ -41,7 +41,6 @@ class SubmittedTask:
         """`environment`: submitit's `JobEnvironment`."""
         self.rank, self.size = environment.global_rank, environment.num_tasks
         self.folder: Path = environment.paths.folder
-        self.submitted: Path = environment.paths.submitted_pickle
         self.job_id: str = environment.job_id
         self.is_on_slurm = environment.cluster == "slurm"
         self.own_signal: signal.Signals = signal.Signals[f"SIG{environment.USR_SIG}"]

@@ -32,12 +32,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, NoReturn, TypeGuard
 
-from forge import messages
 from forge.config import loading, removed
 from forge.config.schema import Policy, SignalAction
 from forge.errors import Exit, ExitCode, JobError, Reason
 from forge.filesystem.files import make_directory
-from forge.filesystem.foreign import foreign
 from forge.job.ending import Ending
 from forge.jobdir import job_dir
 from forge.jobdir.job_files import RANK, RANKS, forge_dir
@@ -188,7 +186,6 @@ class _Attempt:
 
     def run(self, task: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Returns the value of the task; otherwise raises, or exits for a restart."""
-        self._warn_of_others()
         self._task.remove_result()
         self._begin()
         stopping.use_requeuer(self)
@@ -227,18 +224,6 @@ class _Attempt:
                 )
                 raise self._error(because, self._job.end(killed, because))
         self._backend.note_start(before)
-
-    def _warn_of_others(self) -> None:
-        """Only warn: submitit has already executed the files in its folder."""
-        for path in (self._task.folder, self._task.submitted):
-            found = foreign(path)
-            if found:
-                messages.warn(
-                    f"{path} {found}. submitit executes files from this folder, with your rights,"
-                    " at each start of this job: remove the write permission of others"
-                    " (`chmod -R go-w`), or choose another folder."
-                )
-                return
 
     # -- other ranks ---------------------------------------------------------------------------
 

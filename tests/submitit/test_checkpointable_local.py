@@ -174,22 +174,6 @@ def test_outside_submitit_the_task_is_just_called(tmp_path):
     assert one.checkpoint(tmp_path, 1, summand=1).result() == 3
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to a group")
-def test_a_folder_that_a_group_can_write_to_is_warned_of(forked, tmp_path):
-    """submitit unpickles what lies there, at each start, before anybody could refuse it."""
-    os.chown(tmp_path, 0, 4321)
-    tmp_path.chmod(0o2775)
-    before = os.umask(0o002)
-    try:
-        one = Submitted(tmp_path, light.value, 20, summand=2)
-        assert one.result() == 42
-    finally:
-        os.umask(before)
-    said = one.job.stderr() + one.job.stdout()
-    assert f"{one.job.paths.folder} can be written by the group gid 4321" in said
-    assert said.count("submitit executes files from this folder") == 1
-
-
 HANDED_OVER = {"held": "step_6", 7: "step_7", "step": "step_4"}
 """Where the signal comes -> the checkpoint with which the next start begins."""
 
