@@ -173,7 +173,7 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
 """Expected JSON type of each field of an earlier plan; for another type the default is used."""
 
 
-_NEW_NAMES = {"lead_s": "warning_s", "place": "inode"}
+_NEW_NAMES = {"place": "inode"}
 """Name of a field in earlier versions -> its name now."""
 
 
