@@ -261,20 +261,12 @@ def _check_program(name: str, cfg: DictConfig) -> None:
             f"`command[0]={name}`: expected an absolute path, since the command starts in the job's"
             f" directory (`hydra.job.chdir=true`). Write {os.path.abspath(name)}."
         )
-    if shutil.which(name) is not None:
-        return
-    if os.sep in name and os.path.isfile(name):
+    if shutil.which(name) is None:
         raise _problem(
-            f"`command[0]={name}`: expected a program, found a file that is not executable. Run"
-            f" `chmod +x {shlex.quote(name)}`, or name its interpreter: `[bash, {name}]`."
+            f"`command[0]={name}`: expected a program, found none of that name. Correct the name or"
+            " the path. A script has to be executable (`chmod +x`), or to follow its interpreter:"
+            f" `[bash, {name}]`."
         )
-    where = "in PATH"
-    if os.sep in name:
-        where = "at this path" if os.path.isabs(name) else f"in {os.getcwd()}"
-    raise _problem(
-        f"`command[0]={name}`: expected a program, found none of that name {where}. Correct the"
-        " name, or give the absolute path."
-    )
 
 
 def _problem(text: str) -> ConfigError:

@@ -532,10 +532,14 @@ BAD = {
     "command: {a: b}": ["expected a list of arguments, found a group of keys"],
     "command: ['???']": ["`command`: expected a value for each `???`"],
     "command: ['${nowhere}']": ["`command` cannot be resolved", "nowhere"],
-    "command: [no-such-program]": ["`command[0]=no-such-program`", "found none", "in PATH"],
-    "command: [./conf.yaml]": ["`command[0]=./conf.yaml`", "not executable", "chmod +x"],
-    "command: [./nowhere]": ["`command[0]=./nowhere`", "found none", "absolute path"],
-    "command: [/nowhere/x]": ["`command[0]=/nowhere/x`", "found none of that name at this path"],
+    "command: [no-such-program]": ["`command[0]=no-such-program`", "found none of that name"],
+    "command: [./conf.yaml]": ["`command[0]=./conf.yaml`", "found none", "chmod +x"],
+    "command: [./nowhere]": [
+        "`command[0]=./nowhere`",
+        "found none",
+        "Correct the name",
+    ],
+    "command: [/nowhere/x]": ["`command[0]=/nowhere/x`", "found none of that name"],
     "command: [./trap.sh]\nhydra: {job: {chdir: true}}": [
         "`command[0]=./trap.sh`: expected an absolute path, since the command starts in the job's",
         "project/trap.sh",
