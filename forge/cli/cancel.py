@@ -6,7 +6,6 @@ import argparse
 import signal
 import socket
 import sys
-import time
 from collections.abc import Sequence
 
 from forge import messages
@@ -17,9 +16,7 @@ from forge.jobdir.cancel_request import CancelRequest
 from forge.jobdir.job_state import State
 from forge.process import processes
 from forge.slurm import client
-from forge.sweeps import sweep, words
 from forge.sweeps.job import SweepJob
-from forge.sweeps.sweep import Sweep
 
 _WHAT = """\
 End jobs of a sweep. A running job saves at its next step and exits; a cancelled job starts again
@@ -29,9 +26,6 @@ _EXAMPLES = """\
   forge cancel lr=0.1,seed=2 7
   forge cancel --all multirun/2026-01-31/12-00-00
   forge cancel --now 3              kill the job without a save"""
-_LOOK_S = 0.5
-_PATIENCE_S = 15.0
-"""Seconds in which a running job usually sees the request."""
 
 
 def main(arguments: list[str]) -> int:
@@ -63,7 +57,11 @@ def _cancel(options: argparse.Namespace) -> int:
     problems += _scancel([job for job in left if job.has_wrapper and job.state is State.queued])
     for text in problems:
         sys.stderr.write(messages.escape(f"forge: {text}\n", "\n"))
-    _wait(whole, [job for job in left if job.has_wrapper and job.state.is_active])
+    output(
+        f"job {job.number}: asked to stop; `forge status` shows when it has"
+        for job in left
+        if job.has_wrapper and job.state.is_active
+    )
     return 1 if problems else 0
 
 
@@ -110,27 +108,3 @@ def _end(jobs: Sequence[SweepJob], *, is_now: bool) -> list[str]:
             " SIGTERM there"
         )
     return problems
-
-
-def _wait(whole: Sweep, running: Sequence[SweepJob]) -> None:
-    """Say of each job that it stops, or that nothing has answered yet."""
-    left = {job.number: job for job in running}
-    until = time.monotonic() + _PATIENCE_S
-    while left and time.monotonic() < until:
-        for number, job in list(left.items()):
-            now = sweep.read_again(whole.path, job)
-            if now.state is not State.stopping and not now.state.is_final:
-                continue
-            saved = f" (step {now.step})" if now.step is not None else ""
-            what = "saves and stops" if now.state is State.stopping else now.state.value
-            output([f"job {number}: {what}{saved}"])
-            del left[number]
-        time.sleep(_LOOK_S)
-    if left:
-        count = words.count(len(left), "job")
-        output(
-            [
-                f"{count} ({', '.join(map(str, left))}) will stop when their wrapper sees the"
-                " request: `forge status` shows it"
-            ]
-        )
