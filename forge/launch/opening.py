@@ -38,16 +38,6 @@ def exit_on_error(sweep_config: DictConfig) -> Iterator[Path]:
         raise Exit(ExitCode.INTERRUPTED, "stopped before any job was started") from error
 
 
-@contextmanager
-def locked(directory: Path) -> Iterator[SweepDir]:
-    """The sweep in a directory, locked against other launchers; raises as SweepDir does."""
-    sweep = SweepDir(directory, set())
-    try:
-        yield sweep
-    finally:
-        sweep.close()
-
-
 def sweep_dir(directory: Path, request: Request) -> SweepDir:
     """Create the directory and lock it; raises as SweepDir does."""
     try:

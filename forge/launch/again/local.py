@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,10 @@ from forge.launch.again import choose
 from forge.launch.alike import Alike
 from forge.launch.local import resources
 from forge.launch.local.queue import Queue, QueuedJob
-from forge.launch.opening import locked
 from forge.launch.progress import display
 from forge.launch.progress.again import how_to_resume
 from forge.launch.record import LaunchRecord
+from forge.launch.sweep import SweepDir
 from forge.sweeps.job import SweepJob
 
 
@@ -39,7 +40,7 @@ def run(
     """
     options = resources.options(launched.options | changes)
     slots = resources.slots(options)
-    with locked(path):
+    with closing(SweepDir(path, set())):
         launched = replace(launched, options=launched.options | changes)
         plans = [(job, _plan(job, path, launched, options, changes)) for job in jobs]
         choose.warn_of_changed_code(plans)

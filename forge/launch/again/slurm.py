@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,13 @@ from forge.jobdir.job_files import PLAN, STATE, forge_dir, job_ledger
 from forge.jobdir.plan import JobPlan
 from forge.launch import snapshot
 from forge.launch.again import choose
-from forge.launch.opening import locked
 from forge.launch.record import LaunchRecord
 from forge.launch.slurm import slurm_options
 from forge.launch.slurm.cluster import Cluster
 from forge.launch.slurm.launcher import step_plan
 from forge.launch.slurm.sbatch import OptionGroup, batches, job_name, log_folder
 from forge.launch.slurm.slurm_options import SlurmOptions
+from forge.launch.sweep import SweepDir
 from forge.slurm import bundle, client
 from forge.slurm.submitted import Submitted, submissions
 from forge.sweeps.job import SweepJob
@@ -44,7 +45,7 @@ def run(
     options = _options(launched, changes)
     own = {number: one | changes for number, one in launched.own.items()}
     launched = replace(launched, options=launched.options | changes, own=own)
-    with locked(path):
+    with closing(SweepDir(path, set())):
         submitted = Submitted(path)
         jobs = list(_not_in_queue(jobs, submitted))
         cluster = Cluster.ask()
