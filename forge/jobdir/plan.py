@@ -158,17 +158,15 @@ class EarlierPlan:
     program: str | None = None
     composed: str | None = None
     checkpoint_dir: str = "checkpoints"
-    timeout_s: float = 0.0
     written: dict[str, Any] | None = None
     launch: str = ""
     command: list[str] = field(default_factory=list)
 
 
-_KINDS: dict[str, type | tuple[type, ...]] = {
+_KINDS: dict[str, type] = {
     **dict.fromkeys(("environment", "written"), dict),
     **dict.fromkeys(("overrides", "inode", "command"), list),
     **dict.fromkeys(("token", "program", "composed", "checkpoint_dir", "launch"), str),
-    "timeout_s": (int, float),
 }
 """Expected JSON type of each field of an earlier plan; for another type the default is used."""
 

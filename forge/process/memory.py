@@ -12,25 +12,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-_MEMINFO, _OWN, _ROOT = "/proc/meminfo", "/proc/self/cgroup", "/sys/fs/cgroup"
+MEMINFO, OWN_CGROUPS, CGROUPS = "/proc/meminfo", "/proc/self/cgroup", "/sys/fs/cgroup"
 _NO_LIMIT = 2**60
 """cgroup-v1 shows "no limit" as a limit of at least this: the largest number of pages, in bytes."""
 
 
-def _available_bytes(meminfo: str) -> int | None:
+def _available_bytes() -> int | None:
     """Memory that the node has available without swapping; None if unknown."""
     try:
-        lines = Path(meminfo).read_text().splitlines()
+        lines = Path(MEMINFO).read_text().splitlines()
         pairs = dict(line.split(":", 1) for line in lines)
         return int(pairs["MemAvailable"].split()[0]) * 1024
     except (OSError, ValueError, KeyError):
         return None
 
 
-def _folders(own: str, root: str) -> Iterator[tuple[Path, bool]]:
+def _folders() -> Iterator[tuple[Path, bool]]:
     """(folder, whether cgroup-v1) for each cgroup of this process that can account for memory."""
     try:
-        lines = Path(own).read_text().splitlines()
+        lines = Path(OWN_CGROUPS).read_text().splitlines()
     except OSError:
         return
     for line in lines:
@@ -38,7 +38,7 @@ def _folders(own: str, root: str) -> Iterator[tuple[Path, bool]]:
         is_v1 = "memory" in controllers.split(",")
         if controllers and not is_v1:
             continue
-        top = Path(root, "memory") if is_v1 else Path(root)
+        top = Path(CGROUPS, "memory") if is_v1 else Path(CGROUPS)
         folder = top / path[1:]
         yield folder, is_v1
         while folder != top and top in folder.parents:
@@ -62,29 +62,19 @@ def _free(folder: Path, *, is_v1: bool) -> int | None:
     return max(most - used + stat.get(cached, 0), 0)
 
 
-def free_bytes(meminfo: str = _MEMINFO, own: str = _OWN, root: str = _ROOT) -> int | None:
+def free_bytes() -> int | None:
     """Memory that this process can still use: the minimum over the node and its cgroups.
 
     Slurm creates a cgroup for each job and each step. None if nothing is known.
-
-    Args:
-        meminfo: The file with the node's memory.
-        own: The file with this process's cgroups.
-        root: The mount point of the cgroups.
     """
-    limits = (_free(folder, is_v1=is_v1) for folder, is_v1 in _folders(own, root))
-    free = (_available_bytes(meminfo), *limits)
+    limits = (_free(folder, is_v1=is_v1) for folder, is_v1 in _folders())
+    free = (_available_bytes(), *limits)
     return min((one for one in free if one is not None), default=None)
 
 
-def oom_kills(own: str = _OWN, root: str = _ROOT) -> int | None:
-    """Number of out-of-memory kills in this process's cgroup; None if it is not counted.
-
-    Args:
-        own: The file with this process's cgroups.
-        root: The mount point of the cgroups.
-    """
-    for folder, is_v1 in _folders(own, root):
+def oom_kills() -> int | None:
+    """Number of out-of-memory kills in this process's cgroup; None if it is not counted."""
+    for folder, is_v1 in _folders():
         count = _count(folder / ("memory.oom_control" if is_v1 else "memory.events"))
         if count is not None or not is_v1:  # parent cgroups also count other processes
             return count

@@ -48,18 +48,15 @@ class AttemptRecord:
     """The events of its processes and of its wrapper, without metrics, in order."""
 
 
-def read(directory: Path, *, with_metrics: bool = False) -> list[AttemptRecord]:
+def read(directory: Path) -> list[AttemptRecord]:
     """All attempts of the job in a directory, the oldest first; reads its whole ledgers.
 
-    Args:
-        directory: The job's directory.
-        with_metrics: Whether `Attempt.events` also has the events of kind `metrics`.
     Raises:
         OSError: If a ledger cannot be read.
     """
     runs = []
     for number, path in ledger.attempt_files(directory):
-        found = [one for one in jsonl.events(path) if with_metrics or one["kind"] != "metrics"]
+        found = [one for one in jsonl.events(path) if one["kind"] != "metrics"]
         if found:
             runs.append((float(found[0]["t"]), found))
             _complete(found, number, runs[:-1], ledger.read_progress(directory))

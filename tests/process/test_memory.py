@@ -2,7 +2,7 @@
 
 import pytest
 
-from forge.process.memory import free_bytes, oom_kills
+from forge.process import memory
 
 EVENTS = "low 0\nhigh 0\nmax 5\noom 2\noom_kill 2\noom_group_kill 0\n"
 CONTROL = "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n"
@@ -20,18 +20,21 @@ CONTROL = "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n"
         ("4:cpu:/job\n", "memory/job/memory.oom_control", CONTROL, None),
     ],
 )
-def test_the_count_is_that_of_the_own_cgroup(own, path, text, count, tmp_path):
+def test_the_count_is_that_of_the_own_cgroup(own, path, text, count, tmp_path, monkeypatch):
     """Where nobody counts, nobody knows: that is not the same as none."""
     file = tmp_path / "cgroup" / path
     file.parent.mkdir(parents=True)
     file.write_text(text)
     (tmp_path / "own").write_text(own)
-    assert oom_kills(str(tmp_path / "own"), str(tmp_path / "cgroup")) == count
+    monkeypatch.setattr(memory, "OWN_CGROUPS", str(tmp_path / "own"))
+    monkeypatch.setattr(memory, "CGROUPS", str(tmp_path / "cgroup"))
+    assert memory.oom_kills() == count
 
 
-def test_without_cgroups_there_is_no_count(tmp_path):
+def test_without_cgroups_there_is_no_count(tmp_path, monkeypatch):
     """macOS, or a container that hides them."""
-    assert oom_kills(str(tmp_path / "nothing"), str(tmp_path)) is None
+    monkeypatch.setattr(memory, "OWN_CGROUPS", str(tmp_path / "nothing"))
+    assert memory.oom_kills() is None
 
 
 V2 = {
@@ -62,15 +65,17 @@ V1 = {
         (V1, 0),
     ],
 )
-def test_the_least_of_what_machine_and_cgroups_leave_counts(files, expected, tmp_path):
+def test_the_least_of_what_machine_and_cgroups_leave_counts(files, expected, tmp_path, monkeypatch):
     """Slurm gives each job a cgroup: the machine's free memory is not the job's."""
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content)
-    places = ("proc/meminfo", "proc/self/cgroup", "sys")
-    assert free_bytes(*(str(tmp_path / one) for one in places)) == expected
+    places = {"MEMINFO": "proc/meminfo", "OWN_CGROUPS": "proc/self/cgroup", "CGROUPS": "sys"}
+    for name, path in places.items():
+        monkeypatch.setattr(memory, name, str(tmp_path / path))
+    assert memory.free_bytes() == expected
 
 
 def test_this_machine_tells_how_much_there_is():
     """The fixtures above are copies of what a kernel writes: this is one."""
-    assert free_bytes() > 1 << 20
+    assert memory.free_bytes() > 1 << 20
