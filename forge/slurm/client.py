@@ -16,7 +16,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -247,7 +247,7 @@ def scontrol() -> str | None:
     return shutil.which("scontrol")
 
 
-def submit(script: Path, *options: str, tell: Callable[[str], None] = lambda text: None) -> str:
+def submit(script: Path, *options: str) -> str:
     """Submit a batch script; returns the number of the job, or of the array.
 
     If the queue is full, sbatch itself retries for two minutes.
@@ -255,7 +255,6 @@ def submit(script: Path, *options: str, tell: Callable[[str], None] = lambda tex
     Args:
         script: Path of the batch script.
         options: More options for sbatch, which override those in the script.
-        tell: Called with the messages that sbatch prints while it retries.
     Raises:
         SlurmRefused: If sbatch refuses the script, with sbatch's message.
     """
@@ -266,36 +265,17 @@ def submit(script: Path, *options: str, tell: Callable[[str], None] = lambda tex
         kept.pop(f"SBATCH_{name}", None)
     command = ["sbatch", "--parsable", *options, str(script)]
     try:
-        answer, said, code = _run_telling(command, kept, tell)
+        done = _run(command, _SUBMIT_S, kept)
     except FileNotFoundError as error:
         raise SlurmRefused(NO_COMMANDS) from error
+    except subprocess.TimeoutExpired as error:
+        said = (error.stderr or b"").decode(errors="replace").strip()
+        raise SlurmRefused(f"{said}\nsbatch: {error}".strip()) from error
     except OSError as error:
         raise SlurmRefused(f"sbatch: {error}") from error
-    if code != 0:
-        raise SlurmRefused(said or f"sbatch: exit code {code}")
-    return answer.strip().partition(";")[0]
-
-
-def _run_telling(
-    command: Sequence[str], environment: Mapping[str, str], tell: Callable[[str], None]
-) -> tuple[str, str, int]:
-    """(stdout, stderr, exit code) of a command, which is killed after `_SUBMIT_S`."""
-    pipe, none = subprocess.PIPE, subprocess.DEVNULL
-    environment = {**environment, "LC_ALL": "C"}
-    deadline, told = time.monotonic() + _SUBMIT_S, ""
-    with subprocess.Popen(command, stdin=none, stdout=pipe, stderr=pipe, env=environment) as one:
-        while True:
-            try:
-                out, err = (text.decode(errors="replace") for text in one.communicate(timeout=1.0))
-                return out, err.strip(), one.returncode
-            except subprocess.TimeoutExpired as error:
-                said = (error.stderr or b"").decode(errors="replace").strip()
-            if said != told:
-                tell(said)
-                told = said
-            if time.monotonic() > deadline:
-                one.kill()
-                return "", f"{said}\n{command[0]}: no answer within {_SUBMIT_S:g} s".strip(), 1
+    if done.returncode != 0:
+        raise SlurmRefused(done.stderr.strip() or f"sbatch: exit code {done.returncode}")
+    return done.stdout.strip().partition(";")[0]
 
 
 def cancel(job: str) -> None:
@@ -422,7 +402,9 @@ def _ask(*command: str, within_s: float = 6 * _CALL_S) -> str:
     return done.stdout
 
 
-def _run(command: Sequence[str], within_s: float) -> subprocess.CompletedProcess[str]:
+def _run(
+    command: Sequence[str], within_s: float, environment: Mapping[str, str] = os.environ
+) -> subprocess.CompletedProcess[str]:
     """Run with English messages, whatever the user's language; output need not be UTF-8."""
     return subprocess.run(
         command,
@@ -431,7 +413,7 @@ def _run(command: Sequence[str], within_s: float) -> subprocess.CompletedProcess
         encoding="utf-8",
         errors="surrogateescape",
         timeout=within_s,
-        env={**os.environ, "LC_ALL": "C", "SLURM_TIME_FORMAT": "standard"},
+        env={**environment, "LC_ALL": "C", "SLURM_TIME_FORMAT": "standard"},
     )
 
 

@@ -71,7 +71,7 @@ def run(
             composed = [one.composed for _, one, _ in members]
             submitted.note_request(script, [job.number for job, _, _ in members], composed)
             try:
-                submitted.note_answer(script, client.submit(script, tell=messages.warn))
+                submitted.note_answer(script, client.submit(script))
             except SlurmRefused as error:
                 problem = f"sbatch did not accept the batch script {script}:\n{error}"
                 raise ConfigError([problem], "The submission") from error

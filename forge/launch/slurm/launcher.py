@@ -246,17 +246,13 @@ def _submit(
         numbers = [job.composed.place.number for job in members]
         submitted.note_request(script, numbers, [job.composed.composed for job in members])
         try:
-            submitted.note_answer(script, client.submit(script, tell=_tell_of_sbatch))
+            submitted.note_answer(script, client.submit(script))
         except SlurmRefused as error:
             _find_in_queue(submitted)
             if submitted.is_lost(script):
                 raise _not_submitted(error, script, _arrays(jobs), command) from error
         for job in members:
             job.slurm_id = submitted.ids[job.composed.place.number]
-
-
-def _tell_of_sbatch(said: str) -> None:
-    messages.warn(f"{said}\nsbatch keeps trying for a while; Ctrl+C stops it.")
 
 
 def _find_in_queue(submitted: Submitted) -> None:
