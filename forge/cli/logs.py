@@ -22,7 +22,8 @@ _EXAMPLES = """\
   forge logs 3                   job 3 of the newest sweep here
   forge logs lr=0.1,seed=2 -f    follow the output of a job
   forge logs 3 --attempt 2 --rank 1
-  forge logs 3 -n 50             the last 50 lines"""
+  forge logs 3 | tail -n 50      the last 50 lines
+  tail -f $(forge logs 3 --path)"""
 _CHUNK = 1 << 20
 _LOOK_S = 0.5
 
@@ -34,7 +35,6 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "-f", "--follow", action="store_true", help="print what comes, until the end"
     )
-    parser.add_argument("-n", "--lines", type=int, metavar="N", help="only the last N lines")
     parser.add_argument("--attempt", type=int, metavar="N", help="only attempt N, from 1")
     parser.add_argument("--rank", type=int, metavar="R", default=0, help="of rank R (default: 0)")
     parser.add_argument("--path", action="store_true", help="print only the path of the file")
@@ -56,8 +56,6 @@ def _print(options: argparse.Namespace) -> int:
     begin, end = _span(job, options)
     if not path.exists():
         raise NoSweep(_no_output(whole, job, path, options.rank))
-    if options.lines is not None:
-        begin = max(begin, output.last_lines(path, options.lines, end))
     try:
         at = _copy(path, begin, end)
         if options.follow:

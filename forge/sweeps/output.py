@@ -54,25 +54,3 @@ def last_error(text: str) -> str:
     """The last error that forge logged, at most five lines; empty without one."""
     found = _ERROR.findall(text)
     return found[-1].strip() if found else ""
-
-
-def last_lines(path: Path, number: int, end: int | None = None) -> int:
-    """The position at which the last lines of a file begin.
-
-    Args:
-        path: The file.
-        number: How many lines.
-        end: The position after the last one; None: the end of the file.
-    """
-    with os.fdopen(open_file(path), "rb") as file:
-        at = os.fstat(file.fileno()).st_size if end is None else end
-        wanted, content = number + 1, b""
-        while at > 0 and content.count(b"\n") < wanted:
-            size = min(TAIL_BYTES, at)
-            at -= size
-            file.seek(at)
-            content = file.read(size) + content
-            wanted = number + content.endswith(b"\n")
-        lines = content.split(b"\n")
-        kept = lines[-wanted:]
-        return at + len(content) - len(b"\n".join(kept))
