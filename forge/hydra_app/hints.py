@@ -73,7 +73,7 @@ def hints_for(keys: Iterable[str]) -> list[str]:
 def _print() -> None:
     from hydra.core.hydra_config import HydraConfig
 
-    if HydraConfig.initialized():
-        return  # a job began, in an app with its own `resilience` group
+    if HydraConfig.initialized() or not pending_keys:
+        return  # a job began, in an app with its own `resilience` group, or all were accepted
     for hint in hints_for(pending_keys):
         sys.stderr.write(f"forge: {messages.escape(hint)}\n")

@@ -264,6 +264,8 @@ try:
     raise stopping.leave(75, "a test")
 finally:
     assert stopping.is_stopping()
+    for worker in batches._workers:
+        worker.join()  # its signal has come
     heard.clear()
     subprocess.run(["true"])
     print("heard", len(heard), flush=True)
