@@ -22,7 +22,7 @@ def of_program() -> list[str] | None:
         None if they are not the user's: in a notebook, an interactive Python, a submitit task.
     """
     main = sys.modules["__main__"]
-    if getattr(getattr(main, "__spec__", None), "name", "") == of_submitit.submit_module():
+    if getattr(getattr(main, "__spec__", None), "name", "") == of_submitit.SUBMIT_MODULE:
         return None
     hydra = job_dir.hydra_config()
     if hydra is not None:

@@ -116,7 +116,7 @@ class _OnThisMachine(LastAct):
     def command(self) -> str:
         """The shell line that resumes the job."""
         line = ["env", "SUBMITIT_EXECUTOR=local", f"SUBMITIT_LOCAL_JOB_ID={self.job.state.job}"]
-        line += [sys.executable, "-m", of_submitit.submit_module(), os.environ["SUBMITIT_FOLDER"]]
+        line += [sys.executable, "-m", of_submitit.SUBMIT_MODULE, os.environ["SUBMITIT_FOLDER"]]
         return f"cd {shlex.quote(os.getcwd())} && {shlex.join(line)}"
 
     def refusal(self, ending: Ending) -> str:

@@ -1,11 +1,12 @@
 """Batch scripts: one for all jobs with the same sbatch options, as a job array.
 
-The header has the options that submitit would write. Then come the user's `setup`, the job's
-wrapper, and `teardown`; the exit code of the job is the wrapper's, whatever `teardown` does.
+The header is submitit's, with the same keys. Then come the user's `setup`, the job's wrapper, and
+`teardown`; the exit code of the job is the wrapper's, whatever `teardown` does.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import shlex
@@ -15,19 +16,23 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import submitit
+
+from forge.compat import of_submitit
 from forge.launch.planning import ROOT
 from forge.launch.slurm.slurm_options import SlurmOptions
 
 _OURS = (
-    *("_target_", "submitit_folder", "timeout_min", "signal_delay_s", "max_num_timeout", "name"),
-    *("additional_parameters", "srun_args", "python", "use_srun", "setup", "teardown", "mem_gb"),
-    *("tasks_per_node", "array_parallelism", "stderr_to_stdout"),
+    *("_target_", "submitit_folder", "timeout_min", "signal_delay_s", "max_num_timeout"),
+    *("additional_parameters", "srun_args", "python", "use_srun", "teardown"),
     *("wait", "dry_run", "max_alike", "stagger_s", "snapshot", "progress"),
 )
-"""Options that have another name in sbatch, or no equivalent."""
+"""Options that are passed to submitit in another way, or not at all."""
 _LONGEST_NAME = 100
 _ODD = re.compile(r"[^\w.,:=+/@-]", re.ASCII)
 """Characters such as quotes, which sbatch does not read as a shell does."""
+_LOGS = "/folder-of-the-logs"
+"""Placeholder while submitit writes the header, since submitit would expand a % in our paths."""
 _WRAPPER = f"import sys; sys.path.append({ROOT!r}); from forge.slurm.wrapper import main;"
 _WRAPPER += " sys.exit(main(sys.argv[1:]))"
 
@@ -60,6 +65,14 @@ class Batch:
 
     def __post_init__(self) -> None:
         self.script = _script(self)
+
+
+class _Executor(submitit.SlurmExecutor):
+    """submitit's executor, which writes the headers, and does not need Slurm for that."""
+
+    @classmethod
+    def affinity(cls) -> int:
+        return 1
 
 
 def batches(
@@ -104,15 +117,28 @@ def log_folder(given: str, sweep_dir: Path) -> Path:
 
 
 def _script(batch: Batch) -> str:
-    options = batch.group.options
-    lines = ["#!/bin/bash", "", "# Parameters"]
-    for name, value in sorted(_flags(batch).items()):
-        lines.append(f"#SBATCH --{name}" + ("" if value is True else f"={shlex.quote(str(value))}"))
-    if options.setup:
-        lines += ["", "# setup", *options.setup]
+    options, group = batch.group.options, batch.group
+    with contextlib.redirect_stderr(None):  # hide warnings about names that the user did not choose
+        executor = _Executor(folder=_LOGS)
+    given = {name: value for name, value in asdict(options).items() if name not in _OURS}
+    given = {name: value for name, value in given.items() if value is not None}
+    parameters = of_submitit.slurm_parameters(executor, given)
+    if group.name and len(batch.members) == 1:
+        parameters["job_name"] = group.name
+    parameters["time"] = math.ceil(options.timeout_min)
+    more: dict[str, Any] = dict(options.additional_parameters)
+    if group.is_requeued is not None:
+        more |= {"requeue": True} if group.is_requeued else {"no-requeue": True}
+    warning_s = math.ceil(group.warning_s)
+    if group.signal is not None:
+        more["signal"] = f"{group.signal}@{warning_s}"
+    parameters |= {"additional_parameters": more, "use_srun": False}
+    parameters["teardown"] = [*(options.teardown or []), 'exit "$forge_code"']
+    executor.update_parameters(**parameters)
+    if len(batch.members) > 1:
+        executor.parameters["map_count"] = len(batch.members)
     wrapper = [sys.executable, "-I", "-S", "-c", _WRAPPER, str(batch.bundle)]
-    lines += [
-        *("", "# command", "export SUBMITIT_EXECUTOR=slurm"),
+    command = [
         # The shell ignores Slurm's signals, waits for the wrapper, and keeps its exit code.
         "trap : TERM HUP INT QUIT USR1 USR2",
         "for forge_try in 1 2 3; do  # if forge's wrapper process was killed",
@@ -121,34 +147,22 @@ def _script(batch: Batch) -> str:
         '  [ "$forge_code" = 137 ] || break',
         "done",
         "trap 'exit \"$forge_code\"' EXIT",  # whatever the exit code of the teardown is
-        *("", "# teardown", *(options.teardown or []), 'exit "$forge_code"'),
     ]
-    return "\n".join(lines) + "\n"
+    text = of_submitit.sbatch_text(executor, "\n".join(command))
+    lines = [line for line in text.splitlines() if not _is_unwanted(line, group)]
+    return "\n".join(_with_logs(line, batch.folder) for line in lines) + "\n"
 
 
-def _flags(batch: Batch) -> dict[str, Any]:
-    """The options of sbatch, which are those that submitit would pass, and forge's own."""
-    options, group, count = batch.group.options, batch.group, len(batch.members)
-    log = f"{str(batch.folder).replace('%', '%%')}/{'%A_%a' if count > 1 else '%j'}_0_log"
-    given = {
-        **{name: value for name, value in asdict(options).items() if name not in _OURS},
-        "job_name": group.name if group.name and count == 1 else options.name,
-        "ntasks_per_node": options.tasks_per_node,
-        "time": math.ceil(options.timeout_min),
-        "mem": None if options.mem_gb is None else _memory(options.mem_gb),
-        "array": f"0-{count - 1}%{min(count, options.array_parallelism)}" if count > 1 else None,
-        "output": f"{log}.out",
-        "error": None if options.stderr_to_stdout else f"{log}.err",
-        "open-mode": "append",
-        **options.additional_parameters,
-    }
-    if group.is_requeued is not None:
-        given["requeue" if group.is_requeued else "no-requeue"] = True
-    if group.signal is not None:
-        given["signal"] = f"{group.signal}@{math.ceil(group.warning_s)}"
-    return {name.replace("_", "-"): value for name, value in given.items() if value is not None}
+def _with_logs(line: str, folder: Path) -> str:
+    """The line, with the real folder of logs instead of the placeholder."""
+    option, _, name = line.partition(f"={_LOGS}/")
+    if option not in ("#SBATCH --output", "#SBATCH --error"):
+        return line
+    path = f"{str(folder).replace('%', '%%')}/{name}"
+    return f"{option}={shlex.quote(path)}"
 
 
-def _memory(gib: float) -> str:
-    """sbatch accepts whole numbers only."""
-    return f"{gib:.0f}GB" if gib == int(gib) else f"{int(gib * 1024)}MB"
+def _is_unwanted(line: str, group: OptionGroup) -> bool:
+    """Whether to drop submitit's `--signal` (none wanted), or its own `--wckey`."""
+    is_signal = line.startswith("#SBATCH --signal=") and group.signal is None
+    return is_signal or line == "#SBATCH --wckey=submitit"
