@@ -42,9 +42,9 @@ def test_forge_changes_nothing(script, whole, tmp_path):
         [
             ("automatic", [({"step 20": "TERM"}, 143), ({"validation 3": "USR1"}, 75)]),
             ("stream", [({"step 17": "TERM"}, 143), ({"step 29": "KILL"}, -9)]),
-            ("datamodule", [({"step 17": "TERM"}, 143), ({"step 30": "USR1"}, 75)]),
+            ("datamodule", [({"step 26": "KILL"}, -9), ({"step 18": "TERM"}, 143)]),
             ("combined", [({"step 12": "USR1"}, 75)]),
-            ("datamodule", [({"step 17": "KILL"}, -9)]),
+            ("datamodule", [({"step 17": "TERM"}, 143), ({"step 30": "USR1"}, 75)]),
         ],
     ),
 )

@@ -26,6 +26,9 @@ class TrainerState:
         """The state of the checkpoint from which this attempt has resumed."""
         self.is_over = False
         """Whether `fit` has done all its epochs or steps."""
+        self._to_overwrite: dict[str, set[str]] = {}
+        """Key of a ModelCheckpoint -> its files from steps that are repeated, until it has written
+        them again."""
 
     def _callbacks(self) -> Iterator[tuple[str, Any]]:
         for one in self._trainer.callbacks:
@@ -60,7 +63,7 @@ class TrainerState:
             "metrics": {name: of_lightning.metric_state(one) for name, one in self._metrics()},
             "callbacks": {key: one.state_dict() for key, one in self._callbacks()},
             "savers": {key: of_lightning.saver_state(one) for key, one in self._savers()},
-            "files": {key: _files(one) for key, one in self._savers()},
+            "files": {key: self._known_files(key, one) for key, one in self._savers()},
             "datamodule": {} if module is None else module.state_dict(),
             "precision": trainer.precision_plugin.state_dict(),
             "hooks": self._added_by_hooks(),
@@ -86,12 +89,17 @@ class TrainerState:
         for key, saver in self._savers():
             of_lightning.load_saver_state(saver, state["savers"].get(key, {}))
             if is_first:
-                _overwrite(saver, {*_files(saver)} - {*state["files"].get(key, ())})
+                again = {*_files(saver)} - {*state["files"].get(key, ())}
+                self._to_overwrite[key] = again
+                _overwrite(saver, again)
         if module is not None and state["datamodule"]:
             module.load_state_dict(deepcopy(state["datamodule"]))
         if state["precision"]:
             trainer.precision_plugin.load_state_dict(state["precision"])
         self.is_over = state["is_over"]
+
+    def _known_files(self, key: str, saver: Any) -> list[str]:
+        return sorted({*_files(saver)} - self._to_overwrite.get(key, set()))
 
     def restore_counters(self) -> None:
         """Restore what decides how the Trainer begins its loops, such as the epoch."""
@@ -136,7 +144,7 @@ def _files(saver: Any) -> list[str]:
     """The checkpoints in the directory of a ModelCheckpoint, if it is on this machine."""
     is_here = saver.dirpath is not None and os.path.isdir(saver.dirpath)
     names = os.listdir(saver.dirpath) if is_here else []
-    return sorted(name for name in names if name.endswith(saver.FILE_EXTENSION))
+    return [name for name in names if name.endswith(saver.FILE_EXTENSION)]
 
 
 def _overwrite(saver: Any, names: set[str]) -> None:
