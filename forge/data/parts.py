@@ -53,7 +53,7 @@ class LoaderParts:
                 parts[name] = copy.deepcopy(one.state_dict())
             elif hasattr(one, "__dict__"):
                 counted[name] = loaders.counters(one)
-        if any(counted.values()):
+        if not is_place:  # else its `load_state_dict` is all that may change them
             parts[_COUNTERS] = counted
         return parts
 
@@ -90,8 +90,8 @@ class LoaderParts:
         return {LOADER: self._loader, **samplers, **loaders.generators(self._loader)}
 
     def _restore_counters(self, parts: dict[str, Any]) -> None:
-        for name, one in self._countable().items():
-            loaders.restore_counters(one, parts.get(_COUNTERS, {}).get(name, {}))
+        for name, one in self._countable().items() if _COUNTERS in parts else ():
+            loaders.restore_counters(one, parts[_COUNTERS].get(name, {}))
 
     def _countable(self) -> dict[str, Any]:
         """The loader and its samplers without a `state_dict`, whose attributes are their state."""

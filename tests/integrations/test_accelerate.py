@@ -47,6 +47,14 @@ def test_a_struck_loop_ends_with_the_same_bits(place, name, code, whole, tmp_pat
         assert run.repeated == [0]
 
 
+def test_a_stateful_loader_counts_its_epochs_by_itself(tmp_path):
+    """Its sampler's order is a function of the epoch, which no counter of ours may set back."""
+    runs = [Trained(tmp_path / name, SCRIPTS / "seeded.py") for name in ("a", "b")]
+    runs[0].run_to_end()
+    runs[1].run_to_end(([{"step 21": "TERM"}], 143))
+    assert runs[1].differences(runs[0]) == []
+
+
 def test_two_ranks_end_with_the_same_bits(tmp_path):
     """Each rank has its own place, and its own random state."""
     runs = [Trained(tmp_path / name, SCRIPTS / "accelerated_ddp.py", 2) for name in ("a", "b")]
