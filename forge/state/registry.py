@@ -59,6 +59,7 @@ class StateRegistry:
             self.objects[name] = adapters.unwrapped(one)
         self._built: Structure | None = None
         """The structure of the objects as the script built them; None before `check_savable`."""
+        self._groups: structure.Groups = {}
         self.optimizers = [o for o in self.objects.values() if isinstance(o, torch.optim.Optimizer)]
         """The registered optimizers."""
 
@@ -100,15 +101,13 @@ class StateRegistry:
         return map(shards.local, made)
 
     def check_groups(self) -> None:
-        """Refuse groups that the loop has added to an optimizer, long before they are saved.
+        """Refuse changes to the groups of optimizers, before they are saved.
 
         Raises:
             ConfigError: Names the optimizer.
         """
         if self._built is not None:
-            groups = zip(self.optimizers, self._built.order.values(), strict=True)
-            if any(len(one.param_groups) != len(names) for one, names in groups):
-                structure.check(self._built, structure.of(self.objects, self.read_states()))
+            structure.check_groups(self._groups, self._built.order)
 
     def capture(self, states: dict[str, Any] | None = None) -> dict[str, Any]:
         """The state of all objects, including gradients that are being accumulated.
@@ -164,6 +163,10 @@ class StateRegistry:
             module_state.check_kind(path, module)
         states = self.read_states() if states is None else states
         self._built = structure.built(self.objects, states)
+        self._groups = {
+            self.name_of(one): (one, [list(group["params"]) for group in one.param_groups])
+            for one in self.optimizers
+        }
         captured = self.capture(states)
         Store.check_savable(captured)
         for name, one in self.objects.items():

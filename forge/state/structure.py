@@ -9,6 +9,7 @@ optimizers.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,6 +20,9 @@ from torch import nn
 from forge.compat import of_torch
 from forge.errors import ConfigError
 from forge.state import module_state, sharing, stray_parameters
+
+Groups = dict[str, tuple[torch.optim.Optimizer, list[list[torch.Tensor]]]]
+"""Name -> an optimizer, and the parameters of its groups."""
 
 _SHOWN = 8
 """Number of differences that one error lists."""
@@ -128,32 +132,64 @@ def check(first: Structure, now: Structure) -> None:
         if not (first.own and sentence.startswith(first.own))
     ]
     for name, groups in first.order.items():
-        problems += _group_differences(name, groups, now.order[name])
+        for place, was, found in order_differences(groups, now.order[name]):
+            problems.append(_changed(f"{name}.{place}", was, found))
     for a, b, was_tied in sharing.differences(first.tied, now.tied, now.names):
         if not (first.own and a.startswith(first.own)):
             remedy = "" if was_tied else "; a .clone() keeps them apart"
             problems.append(_changed(f"{a} and {b}", *_tied(was_tied=was_tied)) + remedy)
+    refuse(problems)
+
+
+def refuse(problems: list[str]) -> None:
+    """Raise if there are any problems.
+
+    Raises:
+        ConfigError: Names the first of them, and the remedy.
+    """
     if problems:
         more = len(problems) - _SHOWN
         shown = problems[:_SHOWN] + ([f"… and {more} more"] if more > 0 else [])
         raise ConfigError([*shown[:-1], f"{shown[-1]}. {_ADVICE}"], "The training loop")
 
 
-def _group_differences(name: str, was: list[list[str]], now: list[list[str]]) -> Iterator[str]:
-    """A sentence for each change of an optimizer's groups."""
-    if len(was) != len(now):
-        yield (
-            f"{_changed(name, f'{len(was)} parameter groups', f'{len(now)}')} (to train parameters"
-            " later, give the optimizer all of them at the start, with requires_grad_(False), and"
-            " call requires_grad_(True) in place of add_param_group)"
-        )
-        return
-    for i, (before, after) in enumerate(zip(was, now, strict=True)):
-        if len(before) != len(after):
-            place = f"{name}.param_groups[{i}]"
-            yield _changed(place, f"{len(before)} parameters", f"{len(after)}")
-    for place, first, found in order_differences(was, now):
-        yield _changed(f"{name}.{place}", first, found)
+def check_groups(first: Groups, order: Mapping[str, list[list[str]]]) -> None:
+    """Refuse other parameters, or another order, in an optimizer; cheap enough for each boundary.
+
+    Args:
+        first: By name, each optimizer and the parameters of its groups at the start.
+        order: Their names.
+    Raises:
+        ConfigError: Names the optimizer.
+    """
+    for name, (optimizer, groups) in first.items():
+        now = [group["params"] for group in optimizer.param_groups]
+        if len(now) != len(groups):
+            text = (
+                f"{_changed(name, f'{len(groups)} parameter groups', f'{len(now)}')}. A checkpoint"
+                " with a group added inside the loop could not be loaded, because the next start"
+                " builds the optimizer without it. Give the optimizer all parameters at the start,"
+                " with requires_grad_(False) for those to be trained later, and call"
+                " requires_grad_(True) where you call add_param_group now."
+            )
+            raise ConfigError([text], "The training loop")
+        for i, (before, after) in enumerate(zip(groups, now, strict=True)):
+            if len(before) != len(after) or not all(map(operator.is_, before, after)):
+                refuse([_other_group(f"{name}.param_groups[{i}]", before, after, order[name][i])])
+
+
+def _other_group(
+    group: str, before: list[torch.Tensor], after: list[torch.Tensor], names: list[str]
+) -> str:
+    if len(before) != len(after):
+        return _changed(group, f"{len(before)} parameters", f"{len(after)}")
+    j = next(j for j, (a, b) in enumerate(zip(before, after, strict=True)) if a is not b)
+    known = {
+        id(one): name or f"{_NO_MODULE} (that of place {place})"
+        for place, (one, name) in enumerate(zip(before, names, strict=True))
+    }
+    found = known.get(id(after[j]), "another parameter")
+    return _changed(f"{group}[{j}]", known[id(before[j])], found)
 
 
 def _module_differences(first: Structure, now: Structure) -> Iterator[str]:

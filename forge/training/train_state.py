@@ -59,6 +59,7 @@ class TrainState(Watcher):
     def capture(self) -> dict[str, Any]:
         """Everything that a checkpoint contains."""
         self._metrics.flush()
+        self.live.check_groups()
         self._updater.settle()
         live = self.live.capture()
         self.check_own(live)

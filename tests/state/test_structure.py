@@ -160,6 +160,15 @@ def test_what_no_start_could_load_is_refused_before_it_is_saved(tmp_path, change
     assert train(tmp_path)[0] == train(tmp_path / "undisturbed")[0]
 
 
+def test_groups_are_compared_at_the_next_boundary_not_only_at_a_save(tmp_path):
+    """The steps until the next save could not be saved."""
+    for change in (reverse, move, swap):
+        with pytest.raises(forge.Exit) as caught:
+            train(tmp_path, change, at=1, every_steps=100)
+        assert caught.value.code == 78
+        assert "optimizer.param_groups[0]" in caught.value.text
+
+
 def kill(model, optimizer):
     raise RuntimeError("killed")
 
