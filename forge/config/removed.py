@@ -105,8 +105,10 @@ def without(policy: Mapping[Any, Any], prefix: str = "") -> tuple[dict[Any, Any]
         if _find(key) is not None:
             names.append(key)
         elif isinstance(value, Mapping):
-            kept[name], inner = without(value, f"{key}.")
+            group, inner = without(value, f"{key}.")
             names += inner
+            if group or not value:  # else all of it was removed
+                kept[name] = group
         else:
             kept[name] = value
     return kept, names

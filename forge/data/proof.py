@@ -14,6 +14,7 @@ from typing import Any
 from forge import messages
 from forge.checkpoint.fingerprint import fingerprint
 from forge.data import loaders
+from forge.errors import CheckpointError, ConfigError
 from forge.state import rng
 from forge.state.adapters import read_state
 
@@ -64,13 +65,13 @@ class Proof:
             return None
         finally:
             rng.restore(random_state)
-        self._before = fingerprint(state)
+        self._before = self._fingerprint(state)
         return state
 
     def again(self, taken: int, before: Any) -> None:
         """Continue after a new process has taken the first batches again."""
-        self._before = fingerprint(before) if before is not None else None
-        self._last = fingerprint(self._loader.state_dict()) if taken == 1 else None
+        self._before = self._fingerprint(before) if before is not None else None
+        self._last = self._fingerprint(self._loader.state_dict()) if taken == 1 else None
 
     def check_batch(self, name: str, taken: int) -> None:
         """Read the state after a batch.
@@ -83,7 +84,7 @@ class Proof:
         """
         state = read_state(name, self._loader)
         if self.kind is Kind.unproven:
-            now = fingerprint(state)
+            now = self._fingerprint(state)
             if taken == 1:
                 self._last = now
                 return
@@ -91,6 +92,13 @@ class Proof:
                 self.demote(name)
         self.accept()
         self.is_open = False
+
+    def _fingerprint(self, state: Any) -> Any:
+        try:
+            return fingerprint(state)
+        except CheckpointError as error:
+            what = f"{type(self._loader).__name__}.state_dict(): {error}"
+            raise ConfigError([what], "The data of this job") from error
 
     def accept(self) -> None:
         """Accept the state as the position, because nothing contradicts it."""

@@ -303,8 +303,10 @@ class Wrapper:
         for rank, size in enumerate(sizes):
             with contextlib.suppress(OSError):  # a full disk
                 output = output_of(self._job.directory, rank)
-                os.write(output, ("\n" * (size > 0) + mark).encode())
-                os.close(output)
+                try:
+                    os.write(output, ("\n" * (size > 0) + mark).encode())
+                finally:
+                    os.close(output)
 
     def _wait(self) -> None:
         while not self._backend.has_ended():

@@ -20,6 +20,7 @@ from forge.jobdir.job_files import TOKEN
 
 _GRACE_S = 1.0
 _LOOK_S = 0.005
+_WALL = 0x40000000  # waitid(2): children that end with another signal, too
 _SET_CHILD_SUBREAPER = 36  # prctl(2)
 _SET_PDEATHSIG = 1
 
@@ -100,7 +101,7 @@ def _has_children() -> bool:
     if not hasattr(os, "waitid"):  # macOS
         return True
     try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT | _WALL)
     except ChildProcessError:
         return False
     return True

@@ -403,9 +403,11 @@ def _ask(*command: str, within_s: float = 6 * _CALL_S) -> str:
 
 
 def _run(
-    command: Sequence[str], within_s: float, environment: Mapping[str, str] = os.environ
+    command: Sequence[str], within_s: float, environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run with English messages, whatever the user's language; output need not be UTF-8."""
+    if environment is None:
+        environment = {**os.environ, "SLURM_TIME_FORMAT": "standard"}
     return subprocess.run(
         command,
         stdin=subprocess.DEVNULL,
@@ -413,7 +415,7 @@ def _run(
         encoding="utf-8",
         errors="surrogateescape",
         timeout=within_s,
-        env={**environment, "LC_ALL": "C", "SLURM_TIME_FORMAT": "standard"},
+        env={**environment, "LC_ALL": "C"},
     )
 
 

@@ -349,9 +349,9 @@ class Attempt:
         if REHEARSAL in os.environ:
             from forge.training.loop import fault_injection, trace_recorder
 
-            if trace_recorder.VARIABLE in os.environ and not self._group.rank:
-                name = directory.checkpoint_dir.name
-                found.append(trace_recorder.TraceRecorder(name, self.loops, self._train_state))
+            if trace_recorder.VARIABLE in os.environ:
+                own = directory.checkpoint_dir.name, self.loops, self._train_state
+                found.append(trace_recorder.TraceRecorder(*own, self._group.rank))
             found.append(fault_injection.FaultInjector(directory.ledger))
         return found
 

@@ -1,5 +1,6 @@
 """Loaders with a `state_dict` that is their place, and with one that is not."""
 
+import collections
 import itertools
 import re
 from pathlib import Path
@@ -241,3 +242,18 @@ def test_the_loader_of_the_docs_knows_its_place(train):
         with pytest.raises(Crash):
             train("job", loader(), crash_at=crash_at)
     assert train("job", loader()) == whole[13:]
+
+
+class Queued(Shuffled):
+    """Its state has a type that no checkpoint can hold."""
+
+    def state_dict(self):
+        return {"queue": collections.deque([1])}
+
+
+def test_a_state_that_no_checkpoint_can_hold_names_the_loader(tmp_path):
+    """At its first batch, and not as a traceback that a launcher would start again."""
+    with outliving(), forge.Run({"checkpoint": {"dir": str(tmp_path)}}) as run:
+        steps = run.steps(6, Queued())
+        with pytest.raises(forge.ConfigError, match=r"Queued\.state_dict.*deque"):
+            list(steps)

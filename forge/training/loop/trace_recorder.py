@@ -35,12 +35,14 @@ class TraceRecorder(Watcher):
         name: The name of the `forge.Run`.
         loops: The current step and loop.
         train_state: The state that a checkpoint would contain.
+        rank: Rank 0 writes; all ranks read the state, as a `state_dict` can contain a collective.
     """
 
-    def __init__(self, name: str, loops: LoopProgress, train_state: TrainState) -> None:
+    def __init__(self, name: str, loops: LoopProgress, train_state: TrainState, rank: int) -> None:
         self._name = name
         self._loops = loops
         self._train_state = train_state
+        self._rank = rank
         self._batch: list[Any] = []
         """The last batch."""
 
@@ -63,17 +65,27 @@ class TraceRecorder(Watcher):
     def _write(self) -> None:
         loops = self._loops
         state = {key: one for key, one in self._train_state.capture().items() if key != "metrics"}
+        if self._rank:
+            return
         epoch = [loops.epochs.epoch, loops.epochs.phase.name] if loops.epochs else []
         given = self._train_state.live.given.values()
         line = {
             "pid": os.getpid(),
             "place": [self._name, loops.number, *epoch, loops.step],
-            "leaves": {leaf.path: fingerprint(leaf.value) for leaf in leaves(state)},
-            "batch": fingerprint(self._batch[0]) if self._batch else None,
+            "leaves": {leaf.path: _fingerprint(leaf.value) for leaf in leaves(state)},
+            "batch": _fingerprint(self._batch[0]) if self._batch else None,
             "variables": list(variables(inspect.currentframe(), given)),
         }
         with open(_options()[1], "a") as out:
             out.write(json.dumps(line) + "\n")
+
+
+def _fingerprint(value: Any) -> str:
+    """The fingerprint of a leaf; of one without data here (a shard, a lazy parameter) its type."""
+    try:
+        return fingerprint(value)
+    except (RuntimeError, ValueError, TypeError, NotImplementedError):
+        return type(value).__name__
 
 
 def _options() -> list[str]:
