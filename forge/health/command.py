@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import shlex
 import signal
 import subprocess
-import tempfile
+import threading
 import time
 
 from forge.config.schema import CommandCheckConfig
 from forge.health.check import Check, Context, Finding, Scope
 
 _KEPT = 16_384
-"""The last bytes of the output that are read."""
+"""The last bytes of the output that are kept."""
 _LOOK_S = 0.1
 """Seconds between two checks of whether the command has ended, or has to stop."""
 _MARGIN = 0.9
@@ -43,34 +44,29 @@ def check(name: str, config: CommandCheckConfig) -> Check:
 
 def _run(config: CommandCheckConfig, context: Context) -> Finding:
     command, limit_s = config.run, config.timeout_s
-    deadline = time.monotonic() + _MARGIN * limit_s
-    # A file and not a pipe: children of the command can keep a pipe open after its exit.
-    with tempfile.TemporaryFile() as output:
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    except (OSError, ValueError) as error:
+        remedy = "Correct the command, or install it on every node."
+        return Finding(f"the command cannot be started: {error}", is_failed=True, remedy=remedy)
+    with process:
         try:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        except (OSError, ValueError) as error:
-            remedy = "Correct the command, or install it on every node."
-            return Finding(f"the command cannot be started: {error}", is_failed=True, remedy=remedy)
-        try:
-            while not (has_ended := _has_ended(process)) and time.monotonic() < deadline:
-                if context.stopped.wait(_LOOK_S):
-                    break
+            output = _followed(process, limit_s, context.stopped)
         finally:
             # Also the processes that it left behind: the group exists until its leader is reaped.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             code = process.wait()
-        if not has_ended:
-            remedy = "Find out what the command waits for, or raise its `timeout_s`."
-            return Finding(f"no answer within {limit_s:g} s", is_failed=True, remedy=remedy)
-        output.seek(max(output.seek(0, os.SEEK_END) - _KEPT, 0))
-        return _judged(command, code, output.read())
+    if output is None:
+        remedy = "Find out what the command waits for, or raise its `timeout_s`."
+        return Finding(f"no answer within {limit_s:g} s", is_failed=True, remedy=remedy)
+    return _judged(command, code, output)
 
 
 def _judged(command: list[str], code: int, output: bytes) -> Finding:
@@ -87,6 +83,32 @@ def _judged(command: list[str], code: int, output: bytes) -> Finding:
     ended = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
     remedy = f"Run `{shlex.join(command)}` on that node."
     return Finding(ended + last, is_failed=code != 0, remedy=remedy)
+
+
+def _followed(
+    process: subprocess.Popen[bytes], limit_s: float, stopped: threading.Event
+) -> bytes | None:
+    """Wait for the command; return the end of its output, or None after a timeout.
+
+    Children of the command can keep the pipe open: only the exit of the command itself counts.
+    """
+    assert process.stdout is not None
+    deadline = time.monotonic() + _MARGIN * limit_s
+    pipe, output = process.stdout.fileno(), b""
+    sources = select.poll()  # `select` takes no descriptor from 1024 on
+    sources.register(pipe, select.POLLIN)
+    while not _has_ended(process):
+        if time.monotonic() >= deadline or stopped.is_set():
+            return None
+        if sources.poll(1000 * _LOOK_S):
+            chunk = os.read(pipe, 1 << 20)
+            output = (output + chunk)[-_KEPT:]
+            if not chunk:
+                sources.unregister(pipe)  # closed: it would be ready all the time
+    os.set_blocking(pipe, False)
+    with contextlib.suppress(BlockingIOError):  # nothing more
+        output += os.read(pipe, 1 << 20)
+    return output
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:

@@ -1,11 +1,13 @@
 """A site's own checks: true commands."""
 
 import os
+import subprocess
 import threading
 from pathlib import Path
 
 import pytest
 from harness import until
+from started import Popen
 
 from forge.config.schema import CommandCheckConfig
 from forge.health import command
@@ -87,6 +89,13 @@ def test_a_command_whose_end_somebody_else_has_collected_is_no_verdict(tmp_path,
     monkeypatch.setattr(os, "waitid", after_somebody)
     found = answer(["false"], tmp_path)
     assert (found.finding, found.error.partition(":")[0]) == (None, "ChildProcessError")
+
+
+def test_what_it_has_printed_is_read_though_it_has_ended_before_anybody_looked():
+    """The last line says why, and is printed last."""
+    process = Popen(["echo", "no fan"], stdout=subprocess.PIPE)
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert command._followed(process, 60.0, threading.Event()) == b"no fan\n"
 
 
 def test_a_command_that_closes_its_output_is_waited_for_without_a_spin(tmp_path, monkeypatch):
