@@ -20,7 +20,7 @@ def python_memory() -> tuple[Any, ...]:
     If it goes: return `random.getstate()`.
     """
     generator: Any = getattr(random.getstate, "__self__", None)
-    if type(generator) is not random.Random:  # somebody has replaced it
+    if generator is None:  # somebody has replaced it
         return (object(),)
     return object_memory(generator), generator.gauss_next
 
@@ -34,7 +34,7 @@ def numpy_memory(numpy: Any) -> tuple[Any, ...]:
     If it goes: return a new `object()` in a tuple, which is equal to nothing.
     """
     generator = getattr(numpy.random.get_state, "__self__", None)
-    bits = getattr(generator, "_bit_generator", None)
+    bits: Any = getattr(generator, "_bit_generator", None)
     if type(bits) is not numpy.random.MT19937:
         return (object(),)
     return object_memory(generator), ctypes.string_at(bits.ctypes.state_address, _MT19937_BYTES)
