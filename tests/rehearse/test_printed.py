@@ -1,7 +1,7 @@
 """What a script prints is compared, as far as two uninterrupted runs print it alike."""
 
 import pytest
-from conftest import PATIENCE_S
+
 
 from forge.rehearse.printed import differing_prints, numbers_to_compare
 from forge.rehearse.rehearsal import RehearsedRun
@@ -134,7 +134,7 @@ with forge.Run({"checkpoint": {"every_steps": 5}}, model=model) as run:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(PATIENCE_S + 30)
+@pytest.mark.timeout(310)
 def test_a_total_that_is_only_printed_is_found(rehearsed):
     """All checkpoints are equal, and nothing is logged."""
     assert rehearsed.run(SCRIPT) == 1, rehearsed.output
@@ -145,7 +145,7 @@ def test_a_total_that_is_only_printed_is_found(rehearsed):
 
 @pytest.mark.proofs
 @pytest.mark.slow
-@pytest.mark.timeout(PATIENCE_S + 30)
+@pytest.mark.timeout(310)
 def test_a_total_that_is_saved_is_printed_alike(rehearsed):
     """The comparison finds nothing in a script that is right."""
     script = SCRIPT.replace("{total:", "{run.state['total']:").replace("total = 0.0", "")

@@ -64,7 +64,7 @@ def test_steps_of_run_steps(tmp_path, training):
             with update:
                 run.update(found, objects["optimizer"])
         list(steps)
-    assert between.num <= 55
+    assert between.num <= 60  # seven of them if there is a page for heartbeats
     assert update.num <= 30
 
 
@@ -83,7 +83,7 @@ def test_steps_of_a_loop_of_somebody_else_s(tmp_path, training):
                 run.boundary(step)
         run.end_loop()
     assert check.num <= 20
-    assert boundary.num <= 55
+    assert boundary.num <= 60
 
 
 def test_batches_that_are_read_ahead(tmp_path):
