@@ -2,7 +2,6 @@
 
 import pytest
 
-
 from forge.rehearse.printed import differing_prints, numbers_to_compare
 from forge.rehearse.rehearsal import RehearsedRun
 
