@@ -132,6 +132,7 @@ with forge.Run({"checkpoint": {"every_steps": 5}}, model=model) as run:
 """
 
 
+@pytest.mark.proofs
 @pytest.mark.slow
 @pytest.mark.timeout(310)
 def test_a_total_that_is_only_printed_is_found(rehearsed):

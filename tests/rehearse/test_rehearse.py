@@ -95,6 +95,7 @@ with forge.Run({"checkpoint": {"every_steps": 2}}, model=model) as run:
                 model.weight += torch.rand(1, 2) + x.mean()
         value = float(model.weight.sum())
         best = min(best, value)
+        print(f"epoch {epoch}: best {best:.4f}")
         with open("log.csv", "a") as file:
             file.write(f"{epoch},{value}\\n")
         run.log(value=value, best=best)
@@ -104,10 +105,11 @@ with forge.Run({"checkpoint": {"every_steps": 2}}, model=model) as run:
 @pytest.mark.slow
 @pytest.mark.timeout(PATIENCE_S + 30)
 def test_of_a_script_that_thinks_in_epochs_what_it_forgets_is_named(rehearsed):
-    """`best` is kept between epochs and is named; `value` is computed in each epoch and is not."""
+    """`best` is kept between epochs and is named, and what is printed of it; `value` is computed in each epoch and is not."""
     options = ("--times", "1", "--seed", "5")
     assert rehearsed.run(HEADER + EPOCHS, options=options) == 1, rehearsed.output
     assert re.search(r"^  step \d+: best: float", rehearsed.output, re.M)
+    assert re.search(r"^  printed: epoch \d: best ", rehearsed.output, re.M)
     named = re.findall(r"^    train.py:(\d+): `(\w+)`: inf, but \d", rehearsed.output, re.M)
     assert named == [("5", "best")], rehearsed.output
     assert len(re.findall(r"^    \S+:\d+: ", rehearsed.output, re.M)) == 1, rehearsed.output
