@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
 
@@ -24,8 +24,6 @@ from forge._version import __version__
 from forge.checkpoint.format import manifest, tensorfile
 from forge.checkpoint.format.codec import Encoder, state_text
 from forge.checkpoint.format.manifest import FINAL, LATEST, Files, Logged, Manifest, Origin
-from forge.checkpoint.load import reading
-from forge.checkpoint.load.reading import Checkpoint, Offer
 from forge.checkpoint.ownership.workspace import Workspace
 from forge.checkpoint.retention import pins
 from forge.checkpoint.retention.retention import CheckpointIndex, Retention
@@ -37,6 +35,9 @@ from forge.filesystem import durable
 from forge.filesystem.steps import step_dirs, step_of
 from forge.group.exchange import Exchange
 from forge.group.group import Coordinator, SingleProcess
+
+if TYPE_CHECKING:
+    from forge.checkpoint.load.reading import Checkpoint, Offer
 
 _ALONE = SingleProcess()
 _UNKNOWN = Origin()
@@ -77,9 +78,8 @@ class Store:
         self._seen = CheckpointIndex()
         self.passed_over: list[str] = []
         """The reasons for which the last call of `newest` skipped newer checkpoints."""
-        self._read = functools.partial(
-            reading.read, verify=config.verify, rank=ranks.rank, size=ranks.size, personal=personal
-        )
+        self._verify = config.verify
+        self._personal = personal
         self._exchange = Exchange(ranks, "store")
         self._workspace = Workspace(directory) if ranks.rank == 0 else None
 
@@ -115,6 +115,11 @@ class Store:
         steps = {self.directory / name: step_of(self.directory / name) or 0 for name in names}
         most = max(steps.values(), default=0) if at_most is None else at_most
         wanted = [path for path, step in steps.items() if step % every == 0 and step <= most]
+        self.passed_over = []
+        if not wanted:
+            return None
+        from forge.checkpoint.load import reading  # a fresh start reads nothing
+
         found, damaged = reading.first_good(
             wanted,  # each rank reads its own part; an error on one rank is raised on all
             lambda path: self.on_all(f"reading {path.name}", lambda: self.read(path, offer)),
@@ -148,7 +153,17 @@ class Store:
         Raises:
             DamagedCheckpoint: Names the damaged file, what was expected and what was found.
         """
-        return self._read(path, offer)
+        from forge.checkpoint.load import reading
+
+        ranks = self._exchange.ranks
+        return reading.read(
+            path,
+            offer,
+            self._verify,
+            rank=ranks.rank,
+            size=ranks.size,
+            personal=self._personal,
+        )
 
     # -- writing -------------------------------------------------------------------------------
 

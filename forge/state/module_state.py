@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from forge.checkpoint.format import tensor_encoding
-from forge.checkpoint.load.outline import UNKNOWN
+from forge.checkpoint.format.codec import UNKNOWN
 from forge.compat import of_torch
 from forge.errors import CheckpointError
 

@@ -59,7 +59,7 @@ DEFECTS = [
     # -- checkpoints ---------------------------------------------------------------------------
     Defect(
         "reading_checksums",
-        "checkpoint/load/checked_file.py",
+        "checkpoint/load/files.py",
         "if self._checksums[number] == found or not self._is_checked:",
         "if found:",
         "a damaged checkpoint is resumed from",

@@ -5,7 +5,7 @@ from stores import commit, state_of
 
 from forge.checkpoint import Store
 from forge.checkpoint.format import checksums
-from forge.checkpoint.load import checked_file
+from forge.checkpoint.load import files
 from forge.checkpoint.save import staged_file, writing
 from forge.config.schema import CheckpointConfig
 
@@ -43,8 +43,8 @@ def _state_of():
 @pytest.fixture
 def small_chunks(monkeypatch):
     """With small chunks, files of some kilobytes have many chunks, and several threads."""
-    for module in (checksums, staged_file, writing, checked_file):
+    for module in (checksums, staged_file, writing, files):
         monkeypatch.setattr(module, "CHUNK", 1 << 12)
-    monkeypatch.setattr(checked_file, "_READ", 1 << 9)
-    monkeypatch.setattr(checked_file, "_DIRECT", 1 << 7)
-    monkeypatch.setattr(checked_file, "num_threads", lambda: 3)
+    monkeypatch.setattr(files, "_READ", 1 << 9)
+    monkeypatch.setattr(files, "_DIRECT", 1 << 7)
+    monkeypatch.setattr(files, "num_threads", lambda: 3)

@@ -35,6 +35,9 @@ MAX_DEPTH = 100
 MAX_STATE_BYTES = 1 << 30
 """Size limit of the JSON: parsing takes many times as much memory."""
 
+UNKNOWN = object()
+"""In a state that is decoded before its tensors are read: a leaf that needs their data."""
+
 _NAN = struct.pack("<d", math.nan)
 
 

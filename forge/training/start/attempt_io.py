@@ -8,15 +8,13 @@ import os
 import socket
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from forge import messages
-from forge.checkpoint import Checkpoint, Store
+from forge.checkpoint import Store
 from forge.checkpoint.format.manifest import Origin
-from forge.checkpoint.load.outline import Offers
-from forge.checkpoint.load.reading import Offer
 from forge.config.rules import directory_problem
 from forge.config.schema import NanAction, Policy
 from forge.errors import ConfigError, ExitCode, Reason
@@ -34,6 +32,10 @@ from forge.training.interval import Interval
 from forge.training.metrics import Metrics
 from forge.training.nan.nan_policy import NanPolicy
 from forge.training.saver import Saver
+
+if TYPE_CHECKING:
+    from forge.checkpoint import Checkpoint
+    from forge.checkpoint.load.reading import Offer, Offers
 
 _PERSONAL = ("rng", "ended")
 """Keys of a state that each rank keeps for itself."""

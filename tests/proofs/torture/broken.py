@@ -16,7 +16,7 @@ from torture.calls import WRITES
 
 from forge.checkpoint.format import codec
 from forge.checkpoint.format.manifest import Files
-from forge.checkpoint.load.checked_file import CheckedFile
+from forge.checkpoint.load.files import CheckedFile
 from forge.checkpoint.ownership.fence import Fence
 from forge.checkpoint.ownership.workspace import Workspace
 from forge.checkpoint.retention import removal
