@@ -27,8 +27,8 @@ from forge.checkpoint.format.manifest import FINAL, LATEST, Files, Logged, Manif
 from forge.checkpoint.ownership.workspace import Workspace
 from forge.checkpoint.retention import pins
 from forge.checkpoint.retention.retention import CheckpointIndex, Retention
-from forge.checkpoint.save import distributed_save
-from forge.checkpoint.save.snapshot import Snapshot, StagingPool
+from forge.checkpoint.save import writing
+from forge.checkpoint.save.staging import Snapshot, StagingPool
 from forge.config.schema import CheckpointConfig
 from forge.errors import CheckpointError
 from forge.filesystem import durable
@@ -240,7 +240,7 @@ class Store:
             if started is not None:
                 folder = Path(started)
                 check = None if workspace is None else workspace.check
-                files = distributed_save.write_all(self._exchange, folder, snapshot, check)
+                files = writing.write_all(self._exchange, folder, snapshot, check)
                 publish = functools.partial(self._publish, folder, final, files, snapshot)
                 self._exchange.broadcast("the commit of a save", publish)
         snapshot.file.release()  # after a failure the caller can try again

@@ -13,7 +13,7 @@ from typing import Any
 from forge import messages
 from forge.checkpoint import Store
 from forge.checkpoint.format.manifest import Origin
-from forge.checkpoint.save.snapshot import Snapshot
+from forge.checkpoint.save.staging import Snapshot
 from forge.config.schema import CheckpointConfig, OnPendingSave
 from forge.errors import CheckpointError, Exit, unwritable
 from forge.group.facts import SaveRequest

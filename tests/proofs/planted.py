@@ -91,7 +91,7 @@ DEFECTS = [
     ),
     Defect(
         "copies_shared",
-        "checkpoint/save/snapshot.py",
+        "checkpoint/save/staging.py",
         "self._buffer = self._views = None  # the last copy is not written yet: it keeps them",
         "pass",
         "a save that is still being written is overwritten by the next",

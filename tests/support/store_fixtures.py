@@ -6,7 +6,7 @@ from stores import commit, state_of
 from forge.checkpoint import Store
 from forge.checkpoint.format import checksums
 from forge.checkpoint.load import files
-from forge.checkpoint.save import staged_file, writing
+from forge.checkpoint.save import staging, writing
 from forge.config.schema import CheckpointConfig
 
 
@@ -43,7 +43,7 @@ def _state_of():
 @pytest.fixture
 def small_chunks(monkeypatch):
     """With small chunks, files of some kilobytes have many chunks, and several threads."""
-    for module in (checksums, staged_file, writing, files):
+    for module in (checksums, staging, writing, files):
         monkeypatch.setattr(module, "CHUNK", 1 << 12)
     monkeypatch.setattr(files, "_READ", 1 << 9)
     monkeypatch.setattr(files, "_DIRECT", 1 << 7)
