@@ -25,7 +25,7 @@ from forge.checkpoint.format import manifest, tensorfile
 from forge.checkpoint.format.codec import Encoder, state_text
 from forge.checkpoint.format.manifest import FINAL, LATEST, Files, Logged, Manifest, Origin
 from forge.checkpoint.ownership.workspace import Workspace
-from forge.checkpoint.retention import pins
+from forge.checkpoint.retention.protection import PIN_PREFIX, add_pin
 from forge.checkpoint.retention.retention import CheckpointIndex, Retention
 from forge.checkpoint.save import writing
 from forge.checkpoint.save.staging import Snapshot, StagingPool
@@ -363,7 +363,7 @@ class Store:
         remover = self._workspace.remover
         remover.retry()
         names = os.listdir(self.directory)
-        pinned = {name.removeprefix(pins.PREFIX) for name in names if name.startswith(pins.PREFIX)}
+        pinned = {name.removeprefix(PIN_PREFIX) for name in names if name.startswith(PIN_PREFIX)}
         found = step_dirs(self.directory)
         good = self._seen.all_good(found)
         kept = self._retention.kept(good, pinned, first_bad_step)
@@ -417,7 +417,7 @@ class Store:
             OSError: If the pin cannot be written.
         """
         if self._workspace is not None:
-            pins.add(self.directory / f"step_{step}")
+            add_pin(self.directory / f"step_{step}")
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait until the files of removed checkpoints are deleted.

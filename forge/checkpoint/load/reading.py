@@ -28,7 +28,7 @@ from forge.checkpoint.format.shards import Box, Like, Shard
 from forge.checkpoint.format.tensor_encoding import is_here, is_plain
 from forge.checkpoint.host_memory import in_huge_pages
 from forge.checkpoint.load.files import Destination, RankFiles
-from forge.checkpoint.retention.in_use import reading_lock
+from forge.checkpoint.retention.protection import reading_lock
 from forge.config.schema import Verify
 from forge.errors import CheckpointError, DamagedCheckpoint, StateMismatch
 from forge.filesystem.steps import step_of
