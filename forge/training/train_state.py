@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from forge.checkpoint.fingerprint import fingerprint
+from forge.checkpoint.format.codec import fingerprint
 from forge.group.watcher import Watcher
 from forge.process import sections
 from forge.process.progress import Phase

@@ -15,6 +15,7 @@ from __future__ import annotations
 import base64
 import collections
 import functools
+import hashlib
 import json
 import math
 import struct
@@ -23,9 +24,10 @@ from typing import Any
 
 import torch
 
-from forge.checkpoint.format import arrays, shards, tensor_encoding
+from forge.checkpoint.format import shards, tensor_encoding
 from forge.checkpoint.format.shards import Shard
 from forge.checkpoint.format.tensorfile import MALFORMED
+from forge.checkpoint.host_memory import digest
 from forge.compat import of_torch
 from forge.errors import CheckpointError, DamagedCheckpoint
 
@@ -118,7 +120,7 @@ class Encoder:
             return {"!dtype": str(value).removeprefix("torch.")}
         if kind is torch.device:
             return {"!device": str(value)}
-        described = arrays.describe(value)
+        described = tensor_encoding.describe_array(value)
         if described is None:
             raise CheckpointError(
                 f"{path}: a {kind.__module__}.{kind.__qualname__} cannot be saved exactly."
@@ -210,6 +212,19 @@ def state_text(tree: Any) -> bytes:
             f" {MAX_STATE_BYTES}. Let state_dict() return large lists as tensors."
         )
     return text
+
+
+def fingerprint(state: Any) -> str:
+    """A hash that is equal for equal values, to compare two states without keeping both.
+
+    Raises:
+        CheckpointError: If the state cannot be saved; names the leaf.
+    """
+    encoder = Encoder()
+    found = hashlib.blake2b(json.dumps(encoder.encode(state)).encode(), digest_size=16)
+    for name, tensor in encoder.tensors.items():
+        found.update(f"{name} {digest(tensor)}".encode(errors="replace"))
+    return found.hexdigest()
 
 
 def _odd_float(value: float) -> str:
@@ -352,12 +367,12 @@ def _decode_sparse(value: dict[str, Any], decoder: Decoder) -> torch.Tensor:
 
 def _decode_numpy_scalar(value: dict[str, Any], decoder: Decoder) -> Any:
     *description, raw = value["!numpy_scalar"]
-    return arrays.scalar(description, base64.b64decode(raw))
+    return tensor_encoding.numpy_scalar(description, base64.b64decode(raw))
 
 
 def _decode_ndarray(value: dict[str, Any], decoder: Decoder) -> Any:
     content = bytes(decoder.tensor(value["bytes"]).contiguous().numpy())
-    return arrays.array(value["!ndarray"], content)
+    return tensor_encoding.numpy_array(value["!ndarray"], content)
 
 
 _DECODERS: dict[str, Callable[[dict[str, Any], Decoder], Any]] = {
