@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from forge.checkpoint import Store
+from forge.checkpoint.store import Store
 from forge.config.schema import CheckpointConfig, NanConfig
 from forge.filesystem.durable import sync_directory
 

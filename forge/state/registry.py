@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from forge import messages
-from forge.checkpoint import Store
 from forge.checkpoint.format import shards, tensor_encoding
 from forge.checkpoint.format.shards import Like
+from forge.checkpoint.store import Store
 from forge.errors import ConfigError, StateMismatch
 from forge.group.collectives import num_ranks
 from forge.state import (

@@ -11,9 +11,9 @@ from enum import Enum
 from typing import Any
 
 from forge import messages
-from forge.checkpoint import Store
 from forge.checkpoint.format.manifest import Origin
 from forge.checkpoint.save.staging import Snapshot
+from forge.checkpoint.store import Store
 from forge.config.schema import CheckpointConfig, OnPendingSave
 from forge.errors import CheckpointError, Exit, unwritable
 from forge.group.facts import SaveRequest

@@ -3,10 +3,10 @@
 import pytest
 from stores import commit, state_of
 
-from forge.checkpoint import Store
 from forge.checkpoint.format import checksums
 from forge.checkpoint.load import files
 from forge.checkpoint.save import staging, writing
+from forge.checkpoint.store import Store
 from forge.config.schema import CheckpointConfig
 
 

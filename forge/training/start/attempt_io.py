@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from forge import messages
-from forge.checkpoint import Store
 from forge.checkpoint.format.manifest import Origin
+from forge.checkpoint.store import Store
 from forge.config.rules import directory_problem
 from forge.config.schema import NanAction, Policy
 from forge.errors import ConfigError, ExitCode, Reason
@@ -34,8 +34,7 @@ from forge.training.nan.nan_policy import NanPolicy
 from forge.training.saver import Saver
 
 if TYPE_CHECKING:
-    from forge.checkpoint import Checkpoint
-    from forge.checkpoint.load.reading import Offer, Offers
+    from forge.checkpoint.load.reading import Checkpoint, Offer, Offers
 
 _PERSONAL = ("rng", "ended")
 """Keys of a state that each rank keeps for itself."""

@@ -13,9 +13,9 @@ import pytest
 import safetensors.torch
 import torch
 
-from forge.checkpoint import Store
 from forge.checkpoint.format.codec import Encoder, decode
 from forge.checkpoint.format.leaves import differences, leaves
+from forge.checkpoint.store import Store
 from forge.errors import CheckpointError, DamagedCheckpoint
 
 

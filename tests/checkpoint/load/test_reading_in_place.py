@@ -392,7 +392,7 @@ PEAK = """
 import sys
 from pathlib import Path
 import torch
-from forge.checkpoint import Store
+from forge.checkpoint.store import Store
 from forge.config.schema import CheckpointConfig
 from forge.state.registry import StateRegistry
 

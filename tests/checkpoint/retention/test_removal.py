@@ -267,7 +267,7 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 import stores
 from stores import commit
-from forge.checkpoint import Store
+from forge.checkpoint.store import Store
 from forge.config.schema import CheckpointConfig
 store = Store(Path(sys.argv[1]), CheckpointConfig(keep_last=1))
 for step in (1, 2):
