@@ -68,8 +68,6 @@ class Encoder:
             return value if value.bit_length() <= 256 else {"!int": hex(value)}
         if kind is float:
             return value if math.isfinite(value) else {"!float": _odd_float(value)}
-        if tensor_encoding.is_lazy(value):
-            return {"!lazy": str(value.dtype).removeprefix("torch."), "as": kind.__name__}
         if isinstance(value, torch.Tensor):
             return self._tensor(value, path)
         if self._depth == MAX_DEPTH:
@@ -354,12 +352,6 @@ def _dtype(name: str) -> torch.dtype:
     return found
 
 
-def _decode_lazy(value: dict[str, Any], decoder: Decoder) -> torch.Tensor:
-    kinds: dict[str, Any] = {kind.__name__: kind for kind in tensor_encoding.LAZY}
-    made: torch.Tensor = kinds[value["as"]](dtype=_dtype(value["!lazy"]))
-    return made
-
-
 def _decode_sparse(value: dict[str, Any], decoder: Decoder) -> torch.Tensor:
     named = {name: decoder.tensor(one) for name, one in value["parts"].items()}
     return tensor_encoding.sparse(value["!sparse"], named)
@@ -379,7 +371,6 @@ _DECODERS: dict[str, Callable[[dict[str, Any], Decoder], Any]] = {
     "!tensor": lambda v, d: d.tensor(v),
     "!shard": lambda v, d: d.sharded(v["part"], Shard.from_json(v["!shard"])),
     "!sparse": _decode_sparse,
-    "!lazy": _decode_lazy,
     "!OrderedDict": _decode_ordered,
     "!Counter": lambda v, d: collections.Counter(dict(d.pairs(v["!Counter"]))),
     "!dict": lambda v, d: dict(d.pairs(v["!dict"])),

@@ -19,16 +19,8 @@ from forge.compat import of_torch
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 """Other subclasses have behaviour that is not in their data."""
 
-LAZY = (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)
-"""Tensors of a lazy module before its first call: without shape and data."""
-
 _KINDS = "biufcmMSU"
 """Kinds of dtype that are plain bytes: numbers, times, strings of fixed length."""
-
-
-def is_lazy(value: object) -> bool:
-    """Whether it is a tensor that a lazy module has not initialized yet."""
-    return type(value) in LAZY
 
 
 def is_plain(value: Any) -> bool:
