@@ -32,9 +32,9 @@ from forge.checkpoint.save.staging import Snapshot, StagingPool
 from forge.config.schema import CheckpointConfig
 from forge.errors import CheckpointError
 from forge.filesystem import durable
-from forge.filesystem.steps import step_dirs, step_of
 from forge.group.exchange import Exchange
 from forge.group.group import Coordinator, SingleProcess
+from forge.jobdir.job_files import step_dirs, step_of
 
 if TYPE_CHECKING:
     from forge.checkpoint.load.reading import Checkpoint, Offer

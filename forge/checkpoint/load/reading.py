@@ -31,7 +31,7 @@ from forge.checkpoint.load.files import Destination, RankFiles
 from forge.checkpoint.retention.protection import reading_lock
 from forge.config.schema import Verify
 from forge.errors import CheckpointError, DamagedCheckpoint, StateMismatch
-from forge.filesystem.steps import step_of
+from forge.jobdir.job_files import step_of
 
 Offers = Iterable[tuple[Any, "torch.Tensor | Like"]]
 """Pairs of a leaf of an outline and its live tensor, or a tensor that is sharded like it."""
@@ -39,7 +39,8 @@ Offers = Iterable[tuple[Any, "torch.Tensor | Like"]]
 Offer = Callable[[dict[str, Any]], Offers | None]
 """Takes a state whose tensors have no data; returns pairs of such a tensor and a live one for it.
 
-It returns None if the state must not share memory with live tensors, since it is loaded again.
+It returns None if the state must not share memory with live tensors, since it is loaded again. For
+a Run it is `StateRegistry.in_place_targets` (`forge/state/registry.py`).
 """
 
 _CPU = torch.device("cpu")

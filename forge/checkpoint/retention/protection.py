@@ -23,7 +23,7 @@ from forge.errors import CheckpointError, DamagedCheckpoint
 from forge.filesystem import durable
 from forge.filesystem.files import open_file
 from forge.filesystem.locks import is_in_place, release_lock, take_lock
-from forge.filesystem.steps import step_of
+from forge.jobdir.job_files import step_of
 
 PIN_PREFIX = "pinned_"
 

@@ -50,7 +50,8 @@ def write_all(
 
     Args:
         folder: The folder for the files of all ranks.
-        check: On rank 0; raises if the folder is gone because a newer attempt has taken it away.
+        check: On rank 0: `Workspace.check`, which raises if the folder is gone because a newer
+            attempt has taken it away.
     Returns:
         The files of all ranks.
     Raises:

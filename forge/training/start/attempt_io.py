@@ -19,10 +19,9 @@ from forge.config.rules import directory_problem
 from forge.config.schema import NanAction, Policy
 from forge.errors import ConfigError, ExitCode, Reason
 from forge.filesystem import claimed
-from forge.filesystem.steps import step_dirs
 from forge.group.group import Coordinator
 from forge.jobdir import job_dir, ledger, verdict
-from forge.jobdir.job_files import forge_dir
+from forge.jobdir.job_files import forge_dir, step_dirs
 from forge.jobdir.ledger import Ledger
 from forge.jobdir.verdict import Verdict
 from forge.shutdown import stopping

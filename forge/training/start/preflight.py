@@ -17,8 +17,8 @@ from forge.checkpoint.format.manifest import FINAL, LATEST
 from forge.config import loading
 from forge.config.schema import CodeChange, Policy, Resume
 from forge.errors import ConfigError, Exit, ForgeError, unwritable
-from forge.filesystem.steps import step_of
 from forge.jobdir import code, identity, job_dir, spawned, verdict
+from forge.jobdir.job_files import step_of
 from forge.jobdir.verdict import Verdict
 from forge.training.loop import step_limit
 
