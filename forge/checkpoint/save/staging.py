@@ -8,9 +8,11 @@ for, and if memory is short.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import ctypes
 import errno
 import functools
+import mmap
 import threading
 import weakref
 from collections.abc import Callable, Collection
@@ -24,7 +26,7 @@ from forge import messages
 from forge.checkpoint.format.checksums import CHUNK
 from forge.checkpoint.format.manifest import FINAL, Origin
 from forge.checkpoint.format.tensorfile import Layout
-from forge.checkpoint.host_memory import PAGE, HostBuffer, copy_bytes, digest, flat, num_threads
+from forge.checkpoint.host_memory import HUGE, PAGE, copy_bytes, digest, flat, num_threads
 from forge.compat import of_torch
 from forge.process import memory
 
@@ -43,18 +45,109 @@ _WORTH_A_THREAD = 16 << 20
 """From this many bytes on, a thread saves more time than starting it takes."""
 
 
-def room_for(size: int) -> int:
-    """Bytes of host memory for a file of `size` bytes: whole pages."""
-    return -(-size // PAGE) * PAGE
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """A state that is to be written to disk."""
+
+    step: int
+    tree: Any
+    """The state as JSON, with references to tensors."""
+    file: StagedFile
+    """The file of its tensors."""
+    unshared: Collection[str]
+    """Names of sharded tensors: each rank has a different part, so ranks do not compare them."""
+    origin: Origin
+    is_final: bool = False
+    """Whether it is the state after the code that follows the last loop (`final_step_<N>`)."""
+    replaces: bool = True
+    """Write it even if a good checkpoint of its step exists."""
+
+    @property
+    def name(self) -> str:
+        """Name of the checkpoint's directory."""
+        return f"{FINAL if self.is_final else ''}step_{self.step}"
+
+    @property
+    def is_independent(self) -> bool:
+        """Whether it is a copy, so that training can change the state before it is written."""
+        return self.file.is_copy
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the tensors' file."""
+        return self.file.layout.size
+
+    def digests(self) -> dict[str, str]:
+        """Name -> digest of each tensor that can be equal on several ranks."""
+        tensors = self.file.tensors().items()
+        return {name: digest(tensor) for name, tensor in tensors if name not in self.unshared}
 
 
-def views_of(buffer: HostBuffer, layout: Layout, tensors: Tensors) -> Tensors:
-    """Write the file's header into a buffer; return a tensor for each tensor of the file."""
-    buffer.memory[: len(layout.head)] = layout.head
-    return {
-        name: buffer.bytes[slice(*layout.spans[name])].view(tensor.dtype).view(tensor.shape)
-        for name, tensor in tensors.items()
-    }
+class StagingPool:
+    """Stages the tensors of each save, in memory that the saves after it reuse."""
+
+    def __init__(self) -> None:
+        self._layout: Layout | None = None
+        self._described: list[Any] = []
+        self._buffer: HostBuffer | None = None
+        self._views: Tensors | None = None
+        """Tensors in the buffer, for the current layout."""
+        self._last: weakref.ref[StagedFile] | None = None
+        self._has_warned = False
+
+    def stage(self, tensors: Tensors, *, copy: bool) -> StagedFile:
+        """The file of these tensors; with `copy`, training can change them (if memory allows)."""
+        layout = self._layout_of(tensors)
+        file = StagedFile(layout, tensors)
+        buffer = self._buffer_for(layout, tensors) if copy else None
+        if buffer is not None:
+            if self._views is None:
+                self._views = views_of(buffer, layout, tensors)
+            file.copy_to(buffer, self._views)
+            self._last = weakref.ref(file)
+        return file
+
+    def close(self) -> None:
+        """Free the memory as soon as no save reads from it."""
+        if self._buffer is not None:
+            self._buffer.close()
+        self._buffer = self._views = None
+
+    def _layout_of(self, tensors: Tensors) -> Layout:
+        described = [(name, t.dtype, t.shape) for name, t in tensors.items()]
+        if self._layout is None or described != self._described:
+            self._layout, self._described, self._views = Layout(tensors), described, None
+        return self._layout
+
+    def _buffer_for(self, layout: Layout, tensors: Tensors) -> HostBuffer | None:
+        last = self._last() if self._last is not None else None
+        if last is not None and not last.is_spent:
+            self._buffer = self._views = None  # the last copy is not written yet: it keeps them
+        room = room_for(layout.size)
+        if self._buffer is None or self._buffer.size < room:
+            self.close()  # before the new one: there might be no memory for both
+            is_pinned = any(tensor.is_cuda for tensor in tensors.values())
+            self._buffer = self._new_buffer(room, is_pinned=is_pinned)
+        return self._buffer
+
+    def _new_buffer(self, room: int, *, is_pinned: bool) -> HostBuffer | None:
+        available = memory.free_bytes()
+        if available is None or room + RESERVE <= available:
+            try:
+                return HostBuffer(room, is_pinned=is_pinned)
+            except MemoryError:
+                available = memory.free_bytes()
+        if not self._has_warned:
+            self._has_warned = True
+            messages.warn(
+                f"Too little host memory to save in the background: a copy of the state takes"
+                f" {room / 2**30:.2f} GiB, {(available or 0) / 2**30:.2f} GiB are available, and"
+                f" {RESERVE >> 20} MiB must stay free. Until more is free, training waits during"
+                " each save. In addition, a job of one rank saves before each long function of"
+                " `run.every`; with several ranks, a stop waits for the end of these functions."
+                " Request more memory for the job."
+            )
+        return None
 
 
 class StagedFile:
@@ -167,109 +260,71 @@ class StagedFile:
         return flat(tensor)
 
 
-@dataclass(frozen=True, eq=False)
-class Snapshot:
-    """A state that is to be written to disk."""
+class HostBuffer:
+    """`size` bytes of page-aligned private memory.
 
-    step: int
-    tree: Any
-    """The state as JSON, with references to tensors."""
-    file: StagedFile
-    """The file of its tensors."""
-    unshared: Collection[str]
-    """Names of sharded tensors: each rank has a different part, so ranks do not compare them."""
-    origin: Origin
-    is_final: bool = False
-    """Whether it is the state after the code that follows the last loop (`final_step_<N>`)."""
-    replaces: bool = True
-    """Write it even if a good checkpoint of its step exists."""
+    The first write to a page takes three to four times as long as later ones: hence one buffer per
+    run, reused by every save. Forked children do not inherit it (`MADV_DONTFORK`): otherwise each
+    page that a save writes would be copied for the DataLoader workers.
 
-    @property
-    def name(self) -> str:
-        """Name of the checkpoint's directory."""
-        return f"{FINAL if self.is_final else ''}step_{self.step}"
+    Raises:
+        MemoryError: If there is not enough memory.
+    """
 
-    @property
-    def is_independent(self) -> bool:
-        """Whether it is a copy, so that training can change the state before it is written."""
-        return self.file.is_copy
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of the tensors' file."""
-        return self.file.layout.size
-
-    def digests(self) -> dict[str, str]:
-        """Name -> digest of each tensor that can be equal on several ranks."""
-        tensors = self.file.tensors().items()
-        return {name: digest(tensor) for name, tensor in tensors if name not in self.unshared}
-
-
-class StagingPool:
-    """Stages the tensors of each save, in memory that the saves after it reuse."""
-
-    def __init__(self) -> None:
-        self._layout: Layout | None = None
-        self._described: list[Any] = []
-        self._buffer: HostBuffer | None = None
-        self._views: Tensors | None = None
-        """Tensors in the buffer, for the current layout."""
-        self._last: weakref.ref[StagedFile] | None = None
-        self._has_warned = False
-
-    def stage(self, tensors: Tensors, *, copy: bool) -> StagedFile:
-        """The file of these tensors; with `copy`, training can change them (if memory allows)."""
-        layout = self._layout_of(tensors)
-        file = StagedFile(layout, tensors)
-        buffer = self._buffer_for(layout, tensors) if copy else None
-        if buffer is not None:
-            if self._views is None:
-                self._views = views_of(buffer, layout, tensors)
-            file.copy_to(buffer, self._views)
-            self._last = weakref.ref(file)
-        return file
+    def __init__(self, size: int, *, is_pinned: bool = False) -> None:
+        self.size = size
+        num_bytes = max(size, 1) + HUGE
+        try:
+            mapping = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except (OSError, OverflowError) as error:
+            raise MemoryError(f"{num_bytes} bytes: {error}") from error
+        for name in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
+            if hasattr(mmap, name):
+                with contextlib.suppress(
+                    OSError
+                ):  # for example a kernel without huge pages, only slower
+                    mapping.madvise(getattr(mmap, name))
+        whole = torch.frombuffer(mapping, dtype=torch.uint8)
+        begin = -whole.data_ptr() % HUGE
+        self.bytes = whole[begin : begin + size]
+        """uint8, shape [size]."""
+        self.memory = memoryview(mapping)[begin : begin + size]
+        """The same memory, for reading and writing files."""
+        self.bytes.zero_()
+        self._unpin = _pin(self.bytes) if is_pinned and size else None
 
     def close(self) -> None:
-        """Free the memory as soon as no save reads from it."""
-        if self._buffer is not None:
-            self._buffer.close()
-        self._buffer = self._views = None
+        """Unpin the memory; it is freed once no view of it is left."""
+        if self._unpin is not None:
+            self._unpin()
 
-    def _layout_of(self, tensors: Tensors) -> Layout:
-        described = [(name, t.dtype, t.shape) for name, t in tensors.items()]
-        if self._layout is None or described != self._described:
-            self._layout, self._described, self._views = Layout(tensors), described, None
-        return self._layout
 
-    def _buffer_for(self, layout: Layout, tensors: Tensors) -> HostBuffer | None:
-        last = self._last() if self._last is not None else None
-        if last is not None and not last.is_spent:
-            self._buffer = self._views = None  # the last copy is not written yet: it keeps them
-        room = room_for(layout.size)
-        if self._buffer is None or self._buffer.size < room:
-            self.close()  # before the new one: there might be no memory for both
-            is_pinned = any(tensor.is_cuda for tensor in tensors.values())
-            self._buffer = self._new_buffer(room, is_pinned=is_pinned)
-        return self._buffer
+def room_for(size: int) -> int:
+    """Bytes of host memory for a file of `size` bytes: whole pages."""
+    return -(-size // PAGE) * PAGE
 
-    def _new_buffer(self, room: int, *, is_pinned: bool) -> HostBuffer | None:
-        available = memory.free_bytes()
-        if available is None or room + RESERVE <= available:
-            try:
-                return HostBuffer(room, is_pinned=is_pinned)
-            except MemoryError:
-                available = memory.free_bytes()
-        if not self._has_warned:
-            self._has_warned = True
-            messages.warn(
-                f"Too little host memory to save in the background: a copy of the state takes"
-                f" {room / 2**30:.2f} GiB, {(available or 0) / 2**30:.2f} GiB are available, and"
-                f" {RESERVE >> 20} MiB must stay free. Until more is free, training waits during"
-                " each save. In addition, a job of one rank saves before each long function of"
-                " `run.every`; with several ranks, a stop waits for the end of these functions."
-                " Request more memory for the job."
-            )
+
+def views_of(buffer: HostBuffer, layout: Layout, tensors: Tensors) -> Tensors:
+    """Write the file's header into a buffer; return a tensor for each tensor of the file."""
+    buffer.memory[: len(layout.head)] = layout.head
+    return {
+        name: buffer.bytes[slice(*layout.spans[name])].view(tensor.dtype).view(tensor.shape)
+        for name, tensor in tensors.items()
+    }
+
+
+def _pin(memory: torch.Tensor) -> Callable[[], object] | None:
+    """Pin the memory, so that CUDA copies into it directly instead of through a small buffer."""
+    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    address = memory.data_ptr()
+    code = int(runtime.cudaHostRegister(address, memory.numel(), 0))
+    if code:
+        messages.warn(
+            f"Could not pin {memory.numel()} bytes of host memory for saves (CUDA error {code};"
+            " check `ulimit -l`): copying the state from the GPU takes longer."
+        )
         return None
+    return weakref.finalize(memory, runtime.cudaHostUnregister, address)
 
 
 def _chunk_buffer(size: int) -> HostBuffer:

@@ -12,12 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from forge.checkpoint import host_memory
 from forge.checkpoint.format import checksums
 from forge.checkpoint.format.tensorfile import Layout
-from forge.checkpoint.host_memory import PAGE, HostBuffer
+from forge.checkpoint.host_memory import PAGE
 from forge.checkpoint.save import staging, writing
-from forge.checkpoint.save.staging import StagedFile, room_for, views_of
+from forge.checkpoint.save.staging import HostBuffer, StagedFile, room_for, views_of
 from forge.checkpoint.save.writing import write_file
 
 CHUNK = 2 * PAGE
@@ -333,7 +332,7 @@ def test_no_memory_at_all_makes_a_save_wait(store, monkeypatch, caplog):
     def refuse(*_, **__):
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
-    monkeypatch.setattr(host_memory.mmap, "mmap", refuse)
+    monkeypatch.setattr(staging.mmap, "mmap", refuse)
     snapshot = store.snapshot(1, {"w": torch.ones(1000)}, copy=True)
     assert not snapshot.is_independent
     assert "training waits during each save" in caplog.text
