@@ -296,7 +296,7 @@ class Store:
             versions={"forge": __version__, "torch": torch.__version__},
             **manifest.metrics_of(snapshot.origin.logged),
         )
-        tensorfile.write_small(folder / manifest.NAME, described.to_bytes())
+        manifest.write_small(folder / manifest.NAME, described.to_bytes())
         durable.sync_directory(folder)
 
     def mark_complete(self, step: int, logged: Logged | None = None) -> None:
@@ -321,7 +321,7 @@ class Store:
             with self._workspace.entered() as work:
                 temporary = work / manifest.NAME
                 temporary.unlink(missing_ok=True)
-                tensorfile.write_small(temporary, described.to_bytes())
+                manifest.write_small(temporary, described.to_bytes())
                 self._workspace.check()
                 os.replace(temporary, path / manifest.NAME)
                 durable.sync_directory(path)

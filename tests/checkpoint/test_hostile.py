@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from forge.checkpoint.format import codec, manifest, tensorfile
-from forge.checkpoint.format.checksums import entry_of, num_chunks
-from forge.checkpoint.format.manifest import STATE, TENSORS, Manifest
+from forge.checkpoint.format.manifest import STATE, TENSORS, Manifest, entry_of, num_chunks
 from forge.errors import CheckpointError, DamagedCheckpoint
 
 

@@ -12,9 +12,8 @@ import numpy
 import pytest
 import torch
 
-from forge.checkpoint.format.checksums import entry_of
 from forge.checkpoint.format.leaves import differences
-from forge.checkpoint.format.manifest import TENSORS, Manifest
+from forge.checkpoint.format.manifest import TENSORS, Manifest, entry_of
 
 
 def forge_command(*arguments):

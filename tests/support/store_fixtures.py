@@ -1,9 +1,12 @@
 """Checkpoint stores, each in its own directory, that are closed at the end of the test."""
 
+import functools
+
 import pytest
 from stores import commit, state_of
 
-from forge.checkpoint.format import checksums
+from forge.checkpoint import store as store_module
+from forge.checkpoint.format import manifest
 from forge.checkpoint.load import files
 from forge.checkpoint.save import staging, writing
 from forge.checkpoint.store import Store
@@ -43,8 +46,10 @@ def _state_of():
 @pytest.fixture
 def small_chunks(monkeypatch):
     """With small chunks, files of some kilobytes have many chunks, and several threads."""
-    for module in (checksums, staging, writing, files):
+    for module in (manifest, staging, writing, files):
         monkeypatch.setattr(module, "CHUNK", 1 << 12)
+    described = functools.partial(manifest.Manifest, chunk_bytes=1 << 12)
+    monkeypatch.setattr(store_module, "Manifest", described)
     monkeypatch.setattr(files, "_READ", 1 << 9)
     monkeypatch.setattr(files, "_DIRECT", 1 << 7)
     monkeypatch.setattr(files, "num_threads", lambda: 3)

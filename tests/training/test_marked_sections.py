@@ -14,7 +14,7 @@ from harness import PATIENCE_S, wait_for
 from ranked import RankedJob
 
 import forge
-from forge.checkpoint.format.checksums import CHUNK
+from forge.checkpoint.format.manifest import CHUNK
 from forge.checkpoint.load import files
 from forge.checkpoint.save import writing
 from forge.process import sections

@@ -25,9 +25,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from forge.checkpoint.format.checksums import CHUNK, crc32, num_chunks
 from forge.checkpoint.format.codec import MAX_STATE_BYTES
-from forge.checkpoint.format.manifest import Manifest, files_of
+from forge.checkpoint.format.manifest import CHUNK, Manifest, crc32, files_of, num_chunks
 from forge.checkpoint.format.shards import Box, Shard
 from forge.checkpoint.format.tensorfile import MALFORMED, MAX_HEADER, Entry, parse
 from forge.checkpoint.host_memory import bytes_of, copy_bytes, flat, num_threads

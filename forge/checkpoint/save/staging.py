@@ -23,8 +23,7 @@ from typing import Any
 import torch
 
 from forge import messages
-from forge.checkpoint.format.checksums import CHUNK
-from forge.checkpoint.format.manifest import FINAL, Origin
+from forge.checkpoint.format.manifest import CHUNK, FINAL, Origin
 from forge.checkpoint.format.tensorfile import Layout
 from forge.checkpoint.host_memory import HUGE, PAGE, copy_bytes, digest, flat, num_threads
 from forge.compat import of_torch

@@ -30,10 +30,9 @@ from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
-from forge.checkpoint.format import tensorfile
-from forge.checkpoint.format.checksums import CHUNK, crc32, num_chunks
+from forge.checkpoint.format import manifest
 from forge.checkpoint.format.codec import state_text
-from forge.checkpoint.format.manifest import Files, files_of
+from forge.checkpoint.format.manifest import CHUNK, Files, crc32, files_of, num_chunks
 from forge.checkpoint.host_memory import PAGE
 from forge.checkpoint.save.staging import Reader, Snapshot, StagedFile
 from forge.errors import CheckpointError
@@ -118,7 +117,7 @@ def write_state(
     file = snapshot.file.without(shared) if shared else snapshot.file
     return {
         tensors: write_file(folder / tensors, file),
-        state: tensorfile.write_small(folder / state, text),
+        state: manifest.write_small(folder / state, text),
     }
 
 

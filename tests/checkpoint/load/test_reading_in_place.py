@@ -16,7 +16,7 @@ from stores import TENSORS
 from torch import nn
 
 from forge.checkpoint import host_memory
-from forge.checkpoint.format.checksums import entry_of
+from forge.checkpoint.format.manifest import entry_of
 from forge.checkpoint.load import files
 from forge.config.schema import Verify
 from forge.errors import DamagedCheckpoint, StateMismatch

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from forge.checkpoint.format import checksums
+from forge.checkpoint.format import manifest
 from forge.checkpoint.format.tensorfile import Layout
 from forge.checkpoint.host_memory import PAGE
 from forge.checkpoint.save import staging, writing
@@ -25,7 +25,7 @@ CHUNK = 2 * PAGE
 @pytest.fixture
 def small_chunks(monkeypatch):
     """Get many chunks out of few bytes."""
-    for module in (checksums, staging, writing):
+    for module in (manifest, staging, writing):
         monkeypatch.setattr(module, "CHUNK", CHUNK)
 
 
@@ -67,7 +67,7 @@ def copied(tensors):
 def content_of(file):
     """All bytes of a copied file, as they are in its buffer."""
     read = file.readers()[0]
-    chunks = [bytes(read(number)) for number in range(checksums.num_chunks(file.layout.size))]
+    chunks = [bytes(read(number)) for number in range(manifest.num_chunks(file.layout.size))]
     return b"".join(chunks)[: file.layout.size]
 
 
@@ -94,7 +94,7 @@ def test_image_and_stream_write_the_same_file_and_safetensors_reads_it(
     assert content == streamed
     assert entry == same_entry
     assert entry["size"] == len(content) == layout.size
-    assert checksums.entry_of(content) == entry
+    assert manifest.entry_of(content) == entry
     loaded = load_file(tmp_path / "image")
     for name, tensor in tensors.items():
         expected = tensor.detach().resolve_conj().resolve_neg().contiguous()
