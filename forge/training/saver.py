@@ -54,7 +54,10 @@ class SaveCause(Enum):
 
 
 class Saver(Watcher):
-    """Saves in this thread or, with `checkpoint.async_save`, in the background."""
+    """Saves in this thread or, with `checkpoint.async_save`, in the background.
+
+    The `state` of its methods is `TrainState.capture`.
+    """
 
     def __init__(
         self,

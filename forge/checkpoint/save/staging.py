@@ -160,7 +160,7 @@ class StagedFile:
     def __init__(self, layout: Layout, tensors: Tensors) -> None:
         self.layout = layout
         self.is_spent = False
-        """Whether the copy is on disk, so that the next one can reuse its memory."""
+        """Whether the copy is on disk (`Store.commit`), so that the next can reuse its memory."""
         self._tensors = tensors
         self._image: memoryview | None = None
         self._copying: list[tuple[torch.cuda.Event, list[torch.Tensor]]] = []
