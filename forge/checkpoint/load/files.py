@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 
@@ -242,9 +242,6 @@ class _Chunks:
             copy_bytes(memory, piece[low - begin : high - begin])
 
 
-_File = TypeVar("_File", bound=CheckedFile)
-
-
 @dataclass(frozen=True)
 class Piece:
     """A box of a tensor that one file has."""
@@ -285,12 +282,14 @@ class RankFiles:
         """A rank's state as JSON."""
         if rank not in self._trees:
             name, _ = files_of(rank)
-            size = self._described.files[name]["size"]
-            if size > MAX_STATE_BYTES:
+            entry = self._described.files[name]
+            if entry["size"] > MAX_STATE_BYTES:
                 raise DamagedCheckpoint(
-                    f"{name}: expected at most {MAX_STATE_BYTES} bytes of JSON, found {size}"
+                    f"{name}: expected at most {MAX_STATE_BYTES} bytes of JSON, found"
+                    f" {entry['size']}"
                 )
-            with contextlib.closing(self._opened(name, CheckedFile)) as file:
+            file = CheckedFile(self._path / name, entry, is_checked=self._is_checked)
+            with contextlib.closing(file):
                 content = file.content()
             try:
                 self._trees[rank] = json.loads(content)
@@ -301,12 +300,11 @@ class RankFiles:
     def tensors(self, rank: int) -> TensorsFile:
         """A rank's tensors' file."""
         if rank not in self._tensors:
-            self._tensors[rank] = self._opened(files_of(rank)[1], TensorsFile)
+            _, name = files_of(rank)
+            entry = self._described.files[name]
+            file = TensorsFile(self._path / name, entry, is_checked=self._is_checked)
+            self._tensors[rank] = file
         return self._tensors[rank]
-
-    def _opened(self, name: str, kind: type[_File]) -> _File:
-        entry = self._described.files[name]
-        return kind(self._path / name, entry, is_checked=self._is_checked)
 
     def find(self, rank: int, name: str) -> tuple[TensorsFile, Entry]:
         """A tensor of a rank: in its own file, or in that of rank 0."""
