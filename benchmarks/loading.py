@@ -28,10 +28,10 @@ from typing import Any
 
 import torch
 
-from forge.checkpoint import Store
 from forge.checkpoint.format import manifest
 from forge.checkpoint.format.manifest import TENSORS
-from forge.checkpoint.load import checked_file
+from forge.checkpoint.load import files
+from forge.checkpoint.store import Store
 from forge.config.schema import CheckpointConfig
 from forge.state.registry import StateRegistry
 
@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--dir", help="where the files are; a temporary folder by default")
     options = parser.parse_args()
     if options.threads:
-        vars(checked_file)["num_threads"] = lambda: int(options.threads)
+        vars(files)["num_threads"] = lambda: int(options.threads)
         torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory(dir=options.dir) as folder:
         found = measure(Path(folder), options.mib, options.rounds)
@@ -143,9 +143,9 @@ def _limit(path: Path, entry: dict[str, Any], times: int) -> Load:
 
     def load(objects: Objects) -> None:
         end = size if objects[1].state else size // 3
-        file = checked_file.CheckedFile(path, entry)
-        live = [checked_file.Target(0, memory[:end])]
-        new = [checked_file.Target(end, torch.empty(size - end, dtype=torch.uint8))]
+        file = files.CheckedFile(path, entry)
+        live = [files.Target(0, memory[:end])]
+        new = [files.Target(end, torch.empty(size - end, dtype=torch.uint8))]
         file.read(new if times > 1 else live + new)
         if times > 1:
             file.read(live)

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from forge.checkpoint import Store
+from forge.checkpoint.store import Store
 from forge.config.schema import CheckpointConfig, NanConfig
 from forge.filesystem.durable import sync_directory
 
@@ -165,8 +165,7 @@ def memcpy_ms(size: int) -> Callable[[], float]:
 
 def disk_ms(size: int, path: Path) -> Callable[[], float]:
     """The lower limit: as many bytes with O_DIRECT and fsync, in as many threads as forge uses."""
-    from forge.checkpoint.host_memory import HostBuffer
-    from forge.checkpoint.save.staged_file import NUM_WRITERS
+    from forge.checkpoint.save.staging import NUM_WRITERS, HostBuffer
 
     blocks = [HostBuffer(BLOCK).memory for _ in range(NUM_WRITERS)]
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_DIRECT", 0)

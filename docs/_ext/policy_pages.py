@@ -18,7 +18,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from forge.config import keys, schema, slurm_keys
+from forge.config import keys, schema
 
 ROOT = Path(__file__).parents[2]
 PRESET = ROOT / "conf" / "resilience" / "default.yaml"
@@ -57,7 +57,7 @@ def rows() -> Iterator[Row]:
     for name, value, known in keys.walk(default):
         meaning = known.help
         if name == "slurm":
-            meaning += f" Its keys: {', '.join(f'`{one}`' for one in slurm_keys.PER_JOB)}."
+            meaning += f" Its keys: {', '.join(f'`{one}`' for one in schema.SLURM_KEYS)}."
         yield Row(name, plain(value), _values(_hint(default, name), known), meaning)
 
 
@@ -166,7 +166,7 @@ def _group(group: Any, indent: str) -> Iterator[str]:
         if isinstance(hint, type) and issubclass(hint, Enum):
             comment = f"{' | '.join(hint.__members__)}. {comment}"
         if one.name == "slurm":
-            default = dict.fromkeys(slurm_keys.PER_JOB)
+            default = dict.fromkeys(schema.SLURM_KEYS)
         if isinstance(default, dict) and default:
             yield _line(f"{indent}{one.name}:", comment)
             yield from (f"{indent}  {key}: {_flow(inner)}\n" for key, inner in default.items())

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
 
@@ -24,19 +24,20 @@ from forge._version import __version__
 from forge.checkpoint.format import manifest, tensorfile
 from forge.checkpoint.format.codec import Encoder, state_text
 from forge.checkpoint.format.manifest import FINAL, LATEST, Files, Logged, Manifest, Origin
-from forge.checkpoint.load import reading
-from forge.checkpoint.load.reading import Checkpoint, Offer
 from forge.checkpoint.ownership.workspace import Workspace
-from forge.checkpoint.retention import pins
+from forge.checkpoint.retention.protection import PIN_PREFIX, add_pin
 from forge.checkpoint.retention.retention import CheckpointIndex, Retention
-from forge.checkpoint.save import distributed_save
-from forge.checkpoint.save.snapshot import Snapshot, StagingPool
+from forge.checkpoint.save import writing
+from forge.checkpoint.save.staging import Snapshot, StagingPool
 from forge.config.schema import CheckpointConfig
 from forge.errors import CheckpointError
 from forge.filesystem import durable
-from forge.filesystem.steps import step_dirs, step_of
 from forge.group.exchange import Exchange
 from forge.group.group import Coordinator, SingleProcess
+from forge.jobdir.job_files import step_dirs, step_of
+
+if TYPE_CHECKING:
+    from forge.checkpoint.load.reading import Checkpoint, Offer
 
 _ALONE = SingleProcess()
 _UNKNOWN = Origin()
@@ -77,9 +78,8 @@ class Store:
         self._seen = CheckpointIndex()
         self.passed_over: list[str] = []
         """The reasons for which the last call of `newest` skipped newer checkpoints."""
-        self._read = functools.partial(
-            reading.read, verify=config.verify, rank=ranks.rank, size=ranks.size, personal=personal
-        )
+        self._verify = config.verify
+        self._personal = personal
         self._exchange = Exchange(ranks, "store")
         self._workspace = Workspace(directory) if ranks.rank == 0 else None
 
@@ -115,6 +115,11 @@ class Store:
         steps = {self.directory / name: step_of(self.directory / name) or 0 for name in names}
         most = max(steps.values(), default=0) if at_most is None else at_most
         wanted = [path for path, step in steps.items() if step % every == 0 and step <= most]
+        self.passed_over = []
+        if not wanted:
+            return None
+        from forge.checkpoint.load import reading  # a fresh start reads nothing
+
         found, damaged = reading.first_good(
             wanted,  # each rank reads its own part; an error on one rank is raised on all
             lambda path: self.on_all(f"reading {path.name}", lambda: self.read(path, offer)),
@@ -148,7 +153,17 @@ class Store:
         Raises:
             DamagedCheckpoint: Names the damaged file, what was expected and what was found.
         """
-        return self._read(path, offer)
+        from forge.checkpoint.load import reading
+
+        ranks = self._exchange.ranks
+        return reading.read(
+            path,
+            offer,
+            self._verify,
+            rank=ranks.rank,
+            size=ranks.size,
+            personal=self._personal,
+        )
 
     # -- writing -------------------------------------------------------------------------------
 
@@ -225,7 +240,7 @@ class Store:
             if started is not None:
                 folder = Path(started)
                 check = None if workspace is None else workspace.check
-                files = distributed_save.write_all(self._exchange, folder, snapshot, check)
+                files = writing.write_all(self._exchange, folder, snapshot, check)
                 publish = functools.partial(self._publish, folder, final, files, snapshot)
                 self._exchange.broadcast("the commit of a save", publish)
         snapshot.file.release()  # after a failure the caller can try again
@@ -281,7 +296,7 @@ class Store:
             versions={"forge": __version__, "torch": torch.__version__},
             **manifest.metrics_of(snapshot.origin.logged),
         )
-        tensorfile.write_small(folder / manifest.NAME, described.to_bytes())
+        manifest.write_small(folder / manifest.NAME, described.to_bytes())
         durable.sync_directory(folder)
 
     def mark_complete(self, step: int, logged: Logged | None = None) -> None:
@@ -306,7 +321,7 @@ class Store:
             with self._workspace.entered() as work:
                 temporary = work / manifest.NAME
                 temporary.unlink(missing_ok=True)
-                tensorfile.write_small(temporary, described.to_bytes())
+                manifest.write_small(temporary, described.to_bytes())
                 self._workspace.check()
                 os.replace(temporary, path / manifest.NAME)
                 durable.sync_directory(path)
@@ -348,7 +363,7 @@ class Store:
         remover = self._workspace.remover
         remover.retry()
         names = os.listdir(self.directory)
-        pinned = {name.removeprefix(pins.PREFIX) for name in names if name.startswith(pins.PREFIX)}
+        pinned = {name.removeprefix(PIN_PREFIX) for name in names if name.startswith(PIN_PREFIX)}
         found = step_dirs(self.directory)
         good = self._seen.all_good(found)
         kept = self._retention.kept(good, pinned, first_bad_step)
@@ -402,7 +417,7 @@ class Store:
             OSError: If the pin cannot be written.
         """
         if self._workspace is not None:
-            pins.add(self.directory / f"step_{step}")
+            add_pin(self.directory / f"step_{step}")
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait until the files of removed checkpoints are deleted.

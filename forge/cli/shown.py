@@ -14,10 +14,9 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from forge.checkpoint import Checkpoint
 from forge.checkpoint.format.leaves import Leaf, differences, leaves
-from forge.filesystem.steps import step_dirs
-from forge.jobdir.job_files import forge_dir
+from forge.checkpoint.load.reading import Checkpoint
+from forge.jobdir.job_files import forge_dir, step_dirs
 from forge.messages import escape, truncate_list
 
 WIDTH = 80

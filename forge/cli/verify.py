@@ -8,7 +8,7 @@ from pathlib import Path
 
 from forge.cli import sweep_command
 from forge.errors import CheckpointError, ExitCode, NoSweep
-from forge.filesystem.steps import step_dirs, step_of
+from forge.jobdir.job_files import step_dirs, step_of
 from forge.messages import escape
 from forge.sweeps import as_json, find, ledger_tail, sweep
 from forge.sweeps.render import Line

@@ -14,9 +14,9 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from forge.compat import of_omegaconf
-from forge.config import slurm_keys
 from forge.config.schema import (
     SIGNALS,
+    SLURM_KEYS,
     CommandCheckConfig,
     Policy,
     RequeueRule,
@@ -82,7 +82,7 @@ def _is_whole_config(policy: Mapping[Any, Any]) -> bool:
     return "resilience" in names or is_strange
 
 
-_SLURM = frozenset(f"slurm.{name}" for name in slurm_keys.PER_JOB)
+_SLURM = frozenset(f"slurm.{name}" for name in SLURM_KEYS)
 
 
 @functools.cache
@@ -131,7 +131,7 @@ def _leaves(tree: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
 def known_keys() -> tuple[str, ...]:
     """All keys of a policy, dotted, without the leading `resilience.`."""
     found = (key for key, _ in _leaves(asdict(Policy()), "") if key != "slurm")
-    return (*found, *(f"slurm.{name}" for name in slurm_keys.PER_JOB))
+    return (*found, *(f"slurm.{name}" for name in SLURM_KEYS))
 
 
 def _set(typed: DictConfig, key: str, value: Any) -> str | None:

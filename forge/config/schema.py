@@ -19,6 +19,18 @@ AUTO = "auto"
 """Value of `checkpoint.every_s`: computed by `forge/training/interval.py`."""
 SIGNALS = ("TERM", "INT", "HUP", "USR1", "USR2")
 """Signals that a policy can name: they can be caught, and people send them to jobs."""
+SLURM_KEYS = (
+    *("timeout_min", "cpus_per_task", "gpus_per_node", "tasks_per_node", "mem_gb", "nodes"),
+    *("name", "stderr_to_stdout", "partition", "qos", "comment", "constraint", "exclude", "gres"),
+    *("cpus_per_gpu", "gpus_per_task", "mem_per_gpu", "mem_per_cpu", "account"),
+    *("additional_parameters", "setup", "srun_args", "python", "teardown", "nodelist"),
+    "dependency",
+)
+"""The keys of `resilience.slurm`: sbatch options that can differ between jobs.
+
+They are keys of `hydra/launcher=slurm` (`forge/launch/slurm/slurm_options.py`; a test compares the
+two, in this order), which checks their values: a policy is also read on machines without it.
+"""
 
 
 class SignalAction(Enum):

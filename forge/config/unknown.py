@@ -11,24 +11,52 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from forge import messages
-from forge.config import removed, slurm_keys
+from forge.config import removed
 from forge.config.schema import Policy
 
 _NEIGHBOURS = 5
 """Number of keys that a message lists at most."""
 
 
+OF_THE_SWEEP = {
+    name: f"Set `hydra.launcher.{name}`."
+    for name in (
+        *("submitit_folder", "array_parallelism", "wait", "dry_run", "max_alike", "stagger_s"),
+        *("snapshot", "progress", "n_jobs"),
+    )
+} | {
+    "signal_delay_s": "Set `resilience.signal.warning_s`.",
+    "max_num_timeout": "Set `resilience.requeue.max_timeouts`.",
+    "use_srun": "Remove it: forge always starts tasks with srun.",
+}
+"""Options that all jobs of a sweep share -> what to do instead."""
+
+
 def problem(key: str, value: Any, known: Sequence[str]) -> str | None:
     """The error for a key that is not one of the known ones; None for an empty group."""
-    refused = removed.problem(key) or slurm_keys.refused(key)
-    if refused is not None:
-        return refused
+    refusal = refused(key)
+    if refusal is not None:
+        return refusal
     shown = f"`resilience.{key}={value}`"
     group = group_problem(key, known)
     if group is not None:  # {}: a group without any key
         return None if value == {} else f"{shown}: {group}"
     hint = suggestion(key, known) or "See conf/resilience/default.yaml."
     return f"{shown}: there is no such key. {hint}"
+
+
+def refused(key: str) -> str | None:
+    """The error for a removed key, or an option of the sweep; None for other keys."""
+    return removed.problem(key) or _of_the_sweep(key)
+
+
+def _of_the_sweep(key: str) -> str | None:
+    """The error for an option of the whole sweep that is set for one job; None for other keys."""
+    group, _, name = key.rpartition(".")
+    if group != "slurm" or name not in OF_THE_SWEEP:
+        return None
+    what = f"`resilience.{key}`: is an option of the whole sweep, not of one job."
+    return f"{what} {OF_THE_SWEEP[name]}"
 
 
 _EXAMPLES = {

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from forge.checkpoint.fingerprint import fingerprint
+from forge.checkpoint.format.codec import fingerprint
 from forge.data import loaders
 from forge.errors import StateMismatch
 

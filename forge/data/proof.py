@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Any
 
 from forge import messages
-from forge.checkpoint.fingerprint import fingerprint
+from forge.checkpoint.format.codec import fingerprint
 from forge.data import loaders
 from forge.errors import CheckpointError, ConfigError
 from forge.state import rng

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from forge.errors import DiskFull, is_disk_full
-from forge.filesystem.steps import step_dirs
 from forge.health.check import Context, Finding
+from forge.jobdir.job_files import step_dirs
 
 _GIB = 2**30
 _MIN_CHECKPOINTS = 2

@@ -43,10 +43,9 @@ def composition_succeeded() -> None:
 
 def hints_for(keys: Iterable[str]) -> list[str]:
     """One sentence for each key that Hydra possibly refused."""
-    from forge.config import removed, slurm_keys
     from forge.config.conversion import known_keys, signal_name
     from forge.config.schema import SIGNALS
-    from forge.config.unknown import group_problem, suggestion
+    from forge.config.unknown import group_problem, refused, suggestion
 
     known = known_keys()
     unknown = [key for key in keys if key not in known]
@@ -57,9 +56,8 @@ def hints_for(keys: Iterable[str]) -> list[str]:
     found = []
     for key in unknown:
         group, _, name = key.rpartition(".")
-        refused = removed.problem(key) or slurm_keys.refused(key)
-        if refused is not None:
-            found.append(refused)
+        if refusal := refused(key):
+            found.append(refusal)
         elif problem := group_problem(key, known):
             found.append(f"`resilience.{key}`: {problem}")
         elif group == "signal.actions" and signal_name(name) in SIGNALS:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from forge.errors import ConfigError
-from forge.jobdir import flat_config, words
+from forge.jobdir.job_dir import as_typed, hydra_config
 from forge.jobdir.job_files import RESUME, forge_dir
 
 CONFIG, START = "config.yaml", "start.yaml"
@@ -29,6 +30,8 @@ CONFIG, START = "config.yaml", "start.yaml"
 _RESTARTS = ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT", "FORGE_RESTART_COUNT")
 _SHOWN, _WIDTH = 20, 80
 _MISSING = object()
+_LOCAL_RANK = ("--local-rank", "--local_rank")
+_NUMBER = re.compile(r"-\.?\d")
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ def current(job_dir: Path, name: str, config: dict[str, Any] | None = None) -> I
     """
     for folder in (asked(job_dir), forge_dir(job_dir)):
         config = _read(folder) if config is None else config
-    return Identity(_program(), name, config, words.of_program() if config is None else None)
+    return Identity(_program(), name, config, _words() if config is None else None)
 
 
 def is_change_wanted() -> bool:
@@ -130,7 +133,7 @@ def _what_is_known(one: Identity) -> str:
 def _changed_words(before: list[str], now: list[str]) -> list[Change]:
     if before == now:
         return []
-    found = changes(words.by_option(before), words.by_option(now))
+    found = changes(_by_option(before), _by_option(now))
     # If the options are equal, they are in another order or written in another way.
     return found or [Change("(arguments)", shlex.join(before), shlex.join(now))]
 
@@ -171,9 +174,67 @@ def as_written(cfg: Any) -> dict[str, Any]:
     """The user's part of a composed config, unresolved, by dotted keys."""
     from omegaconf import OmegaConf
 
+    from forge.jobdir import flat_config
+
     tree = OmegaConf.to_container(cfg, resolve=False)
     assert isinstance(tree, dict)
     return flat_config.flat({str(key): one for key, one in tree.items()})[0]
+
+
+# -- the command's arguments, if there is no config ------------------------------------------------
+
+
+def _words() -> list[str] | None:
+    """The command's arguments, without the local rank; under Hydra the job's overrides.
+
+    Returns:
+        None if they are not the user's: in a notebook, an interactive Python, a submitit task.
+    """
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    if spec is not None:  # python -m
+        from forge.compat import of_submitit
+
+        if spec.name == of_submitit.SUBMIT_MODULE:
+            return None
+    hydra = hydra_config()
+    if hydra is not None:
+        typed = as_typed(hydra.overrides.task)
+        return [one for one in typed if not one.lstrip("+~").startswith("resilience.")]
+    if getattr(main, "__file__", None) is None and sys.argv[:1] not in (["-c"], ["-"]):
+        return None
+    return _without_local_rank(sys.argv[1:])
+
+
+def _without_local_rank(words: list[str]) -> list[str]:
+    """Drop `--local-rank`, which `torch.distributed.launch` passes to each rank."""
+    kept: list[str] = []
+    is_value = False
+    for word in words:
+        name, has_value, _ = word.partition("=")
+        if not is_value and name not in _LOCAL_RANK:
+            kept.append(word)
+        is_value = not is_value and name in _LOCAL_RANK and not has_value
+    return kept
+
+
+def _by_option(words: list[str]) -> dict[str, object]:
+    """The arguments as `--option` -> value, to show differences: `--seed: 0 before, 7 now`."""
+    found: dict[str, list[str]] = {}
+    option = ""
+    number = 0
+    for word in words:
+        name, has_value, value = word.partition("=")
+        is_option = word.startswith("-") and not _NUMBER.match(word)
+        if is_option or (has_value and not option):  # --lr=1, and lr=1
+            found.setdefault(name, []).extend([value] if has_value else [])
+            option = "" if has_value else name
+        elif option:
+            found[option].append(word)
+        else:
+            number += 1
+            found[f"(argument {number})"] = [word]
+    return {name: " ".join(values) if values else True for name, values in found.items()}
 
 
 # -- in the job's directory ----------------------------------------------------------------------

@@ -13,6 +13,7 @@
 <job dir>/.forge/result.json    the return value of main, if JSON can represent it
 <job dir>/.forge/sick.json      the node that failed a health check; see `node_fault.py`
 <job dir>/.forge/hang/          during a suspected hang: reports and a query; see `hang_files.py`
+<job dir>/checkpoints/step_<N>  a checkpoint; the directory of checkpoints can be elsewhere
 <job dir>/hangs/<n>/            the stacks of all ranks in a hang, and the rank that is behind
 
 If a job has several tasks, each has its own report, verdict, result, sick.json and output:
@@ -23,6 +24,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,6 @@ from forge.filesystem.files import FORGE, open_file
 from forge.filesystem.files import read_trusted as read_trusted
 from forge.filesystem.files import write_atomically as write_atomically
 from forge.filesystem.locks import take_lock
-from forge.filesystem.steps import step_dirs, step_of
 
 OUTPUT = "output.log"
 PLAN = "plan.json"
@@ -70,6 +71,8 @@ RETURN_CODE = "FORGE_RETURN_CODE"
 """Environment variable of a rule's recovery command: the exit code that matched the rule."""
 RECOVERS = "FORGE_RECOVERS"
 """Environment variable of a supervisor: the number of the rule whose recovery command it runs."""
+
+_STEP = re.compile(r"step_(\d+)")
 
 
 def suffix(rank: int | None = None) -> str:
@@ -112,6 +115,18 @@ def is_busy(job_dir: Path) -> bool:
         return not take_lock(fd)
     finally:
         os.close(fd)
+
+
+def step_of(path: Path) -> int | None:
+    """The number in `step_<N>`, or None for other names."""
+    match = _STEP.fullmatch(path.name)
+    return int(match[1]) if match else None
+
+
+def step_dirs(directory: Path) -> list[Path]:
+    """All paths named `step_<N>` in a directory, newest first."""
+    found = [path for path in directory.iterdir() if step_of(path) is not None]
+    return sorted(found, key=lambda path: step_of(path) or 0, reverse=True)
 
 
 def saved_step(checkpoint_dir: Path) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forge import messages
-from forge.filesystem.steps import step_dirs
+from forge.jobdir.job_files import step_dirs
 from forge.process.world import largest_count
 
 __all__ = [

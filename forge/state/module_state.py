@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from torch.nn.modules.lazy import LazyModuleMixin
 
-from forge.checkpoint.format import tensor_encoding
-from forge.checkpoint.load.outline import UNKNOWN
+from forge.checkpoint.format.codec import UNKNOWN
 from forge.compat import of_torch
 from forge.errors import CheckpointError
 
@@ -48,7 +48,7 @@ def check_loadable(name: str, state: Mapping[str, Any]) -> None:
         CheckpointError: Names the first.
     """
     for key, leaf in state.items():
-        if not isinstance(leaf, torch.Tensor) or tensor_encoding.is_lazy(leaf):
+        if not isinstance(leaf, torch.Tensor):
             continue
         if leaf.layout is torch.strided:
             sizes = zip(leaf.shape, leaf.stride(), strict=True)
@@ -62,7 +62,7 @@ def check_loadable(name: str, state: Mapping[str, Any]) -> None:
 
 
 def check_kind(path: str, module: torch.nn.Module) -> None:
-    """Refuse modules whose shards are in tensors without sharding information.
+    """Refuse modules whose tensors do not show their shapes, or of which shard they are.
 
     Raises:
         CheckpointError: Names the module.
@@ -73,6 +73,12 @@ def check_kind(path: str, module: torch.nn.Module) -> None:
             f"{path}: FullyShardedDataParallel (FSDP1) cannot be saved, since its tensors do not"
             " show which shard of which parameter they are. Shard the model with"
             " torch.distributed.fsdp.fully_shard (FSDP2) instead."
+        )
+    if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
+        raise CheckpointError(
+            f"{path}: a {kind.__name__} has no parameters before its first call, so no checkpoint"
+            " can be compared with it. Call the model once, for example on a batch of zeros,"
+            " before forge.Run and before the optimizer is created."
         )
 
 
@@ -123,8 +129,6 @@ def differ(live: Any, saved: Any) -> bool:
 
 def describe(value: Any) -> str:
     """A leaf, described for messages."""
-    if tensor_encoding.is_lazy(value):
-        return "an uninitialized tensor"
     if isinstance(value, torch.Tensor):
         shape = "[nested]" if value.is_nested else list(value.shape)
         return f"{str(value.dtype).removeprefix('torch.')}{shape}"

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from forge.checkpoint.format import shards, tensor_encoding
+from forge.checkpoint.format import shards
 from forge.checkpoint.format.shards import Like
 from forge.state.module_state import loads_as, mismatch
 
@@ -209,8 +209,6 @@ def differences(name: str, live: torch.optim.Optimizer, saved: dict[str, Any]) -
             place = f"{name}.param_groups[{i}]"
             yield mismatch(place, f"{num_saved} parameters", f"{num_live}")
             continue
-        if any(map(tensor_encoding.is_lazy, group["params"])):
-            continue  # they get their shapes when their module is loaded
         total = sum(parameter.numel() for parameter in group["params"])
         for parameter, number in zip(group["params"], saved_group["params"], strict=True):
             state = saved["state"].get(number, {})

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from forge import messages
-from forge.checkpoint import Store
-from forge.checkpoint.format import shards, tensor_encoding
+from forge.checkpoint.format import shards
 from forge.checkpoint.format.shards import Like
+from forge.checkpoint.store import Store
 from forge.errors import ConfigError, StateMismatch
 from forge.group.collectives import num_ranks
 from forge.state import (
@@ -96,9 +96,8 @@ class StateRegistry:
                 yield name, parameter
 
     def local_parameters(self) -> Iterator[torch.Tensor]:
-        """This rank's part of the parameters, without uninitialized ones."""
-        made = (one for _, one in self.parameters() if not tensor_encoding.is_lazy(one))
-        return map(shards.local, made)
+        """This rank's part of the parameters."""
+        return (shards.local(one) for _, one in self.parameters())
 
     def check_groups(self) -> None:
         """Refuse changes to the groups of optimizers, before they are saved.

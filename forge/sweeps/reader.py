@@ -16,9 +16,8 @@ from typing import Any
 
 from forge.errors import Reason
 from forge.filesystem.files import read_plain
-from forge.filesystem.steps import step_dirs, step_of
 from forge.jobdir import cancel_request, job_state, jsonl, ledger
-from forge.jobdir.job_files import PLAN, STATE, VERDICT, forge_dir, job_ledger
+from forge.jobdir.job_files import PLAN, STATE, VERDICT, forge_dir, job_ledger, step_dirs, step_of
 from forge.jobdir.job_state import JobState, State
 from forge.jobdir.ledger import Progress
 from forge.sweeps import attempts, ledger_tail

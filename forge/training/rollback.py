@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NoReturn
 
 from forge import messages
-from forge.checkpoint import Checkpoint
+from forge.checkpoint.load.reading import Checkpoint
 from forge.data.position import Position
 from forge.process import sections
 from forge.process.progress import Phase

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forge.checkpoint.save.snapshot import Snapshot
+from forge.checkpoint.save.staging import Snapshot
 from forge.jobdir.ledger import Ledger
 from forge.training.interval import NUM_SAVES
 

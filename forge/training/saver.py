@@ -11,9 +11,9 @@ from enum import Enum
 from typing import Any
 
 from forge import messages
-from forge.checkpoint import Store
 from forge.checkpoint.format.manifest import Origin
-from forge.checkpoint.save.snapshot import Snapshot
+from forge.checkpoint.save.staging import Snapshot
+from forge.checkpoint.store import Store
 from forge.config.schema import CheckpointConfig, OnPendingSave
 from forge.errors import CheckpointError, Exit, unwritable
 from forge.group.facts import SaveRequest
@@ -54,7 +54,10 @@ class SaveCause(Enum):
 
 
 class Saver(Watcher):
-    """Saves in this thread or, with `checkpoint.async_save`, in the background."""
+    """Saves in this thread or, with `checkpoint.async_save`, in the background.
+
+    The `state` of its methods is `TrainState.capture`.
+    """
 
     def __init__(
         self,

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from forge.checkpoint import Checkpoint
-from forge.checkpoint.fingerprint import fingerprint
+from forge.checkpoint.format.codec import fingerprint
 from forge.group.watcher import Watcher
 from forge.process import sections
 from forge.process.progress import Phase
@@ -16,6 +15,9 @@ from forge.training.loop.loop_state import LoopState
 from forge.training.nan.update import Updater
 from forge.training.start.attempt_io import AttemptIO
 from forge.training.start.checkpoint_owner import CheckpointOwner
+
+if TYPE_CHECKING:
+    from forge.checkpoint.load.reading import Checkpoint
 
 
 class TrainState(Watcher):

@@ -8,10 +8,8 @@ import resource
 import pytest
 import torch
 
-from forge.checkpoint import Manifest
 from forge.checkpoint.format import codec, manifest, tensorfile
-from forge.checkpoint.format.checksums import entry_of, num_chunks
-from forge.checkpoint.format.manifest import STATE, TENSORS
+from forge.checkpoint.format.manifest import STATE, TENSORS, Manifest, entry_of, num_chunks
 from forge.errors import CheckpointError, DamagedCheckpoint
 
 

@@ -12,7 +12,7 @@ import torch
 import warm
 from stores import STATE, assert_holds, leftovers
 
-from forge.checkpoint import Store
+from forge.checkpoint.store import Store
 from forge.config.schema import CheckpointConfig
 
 # -- retention -------------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ import os, signal, sys
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
-from forge.checkpoint import Store
+from forge.checkpoint.store import Store
 from forge.config.schema import CheckpointConfig
 sys.path.insert(0, sys.argv[2])
 import stores
@@ -252,7 +252,7 @@ FULL_DISK = """
 import errno, os, sys
 from pathlib import Path
 import torch
-from forge.checkpoint import Store
+from forge.checkpoint.store import Store
 from forge.config.schema import CheckpointConfig
 from forge.jobdir.ledger import Ledger, read
 directory = Path(sys.argv[1], "checkpoints")

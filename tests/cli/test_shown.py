@@ -12,10 +12,8 @@ import numpy
 import pytest
 import torch
 
-from forge.checkpoint import Manifest
-from forge.checkpoint.format.checksums import entry_of
 from forge.checkpoint.format.leaves import differences
-from forge.checkpoint.format.manifest import TENSORS
+from forge.checkpoint.format.manifest import TENSORS, Manifest, entry_of
 
 
 def forge_command(*arguments):

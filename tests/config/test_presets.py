@@ -12,7 +12,7 @@ from hydra import compose, initialize_config_dir
 from hydra_apps import VERSION_BASE
 from omegaconf import OmegaConf
 
-from forge.config import keys, schema, slurm_keys
+from forge.config import keys, schema, unknown
 from forge.config.conversion import known_keys
 from forge.config.loading import load
 from forge.config.schema import CheckAction, NanAction, Policy, SignalAction, Verify
@@ -95,8 +95,8 @@ def test_a_policy_fits_on_a_page():
 def test_a_jobs_own_options_are_those_of_the_launcher():
     """Each option of the launchers is either set for each job, or for the whole sweep."""
     theirs = [one.name for one in dataclasses.fields(SlurmOptions) if one.name != "_target_"]
-    assert {*slurm_keys.PER_JOB, *slurm_keys.OF_THE_SWEEP} == {*theirs, "n_jobs"}
-    assert list(slurm_keys.PER_JOB) == [one for one in theirs if one in slurm_keys.PER_JOB]
+    assert {*schema.SLURM_KEYS, *unknown.OF_THE_SWEEP} == {*theirs, "n_jobs"}
+    assert list(schema.SLURM_KEYS) == [one for one in theirs if one in schema.SLURM_KEYS]
 
 
 def test_presets_only_name_keys_that_the_policy_has():

@@ -7,7 +7,7 @@ import pytest
 import torch
 from number_datasets import Numbers, Stream
 
-from forge.checkpoint import Store
+from forge.checkpoint.store import Store
 from forge.config.schema import CheckpointConfig
 from forge.data import seeding
 from forge.errors import CheckpointError

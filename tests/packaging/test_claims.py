@@ -6,7 +6,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import forge
-from forge.checkpoint import Store
+from forge.checkpoint.store import Store
 from forge.config.schema import CheckpointConfig
 
 

@@ -59,7 +59,7 @@ DEFECTS = [
     # -- checkpoints ---------------------------------------------------------------------------
     Defect(
         "reading_checksums",
-        "checkpoint/load/checked_file.py",
+        "checkpoint/load/files.py",
         "if self._checksums[number] == found or not self._is_checked:",
         "if found:",
         "a damaged checkpoint is resumed from",
@@ -91,7 +91,7 @@ DEFECTS = [
     ),
     Defect(
         "copies_shared",
-        "checkpoint/save/snapshot.py",
+        "checkpoint/save/staging.py",
         "self._buffer = self._views = None  # the last copy is not written yet: it keeps them",
         "pass",
         "a save that is still being written is overwritten by the next",

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from forge.checkpoint import Store
+from forge.checkpoint.store import Store
 from forge.config.schema import CheckpointConfig
 from forge.resilience import (
     SLURMInfo,

@@ -11,7 +11,7 @@ from stores import STATE, rewrite_manifest
 from updates import a_run
 
 import forge
-from forge.checkpoint.format.checksums import entry_of
+from forge.checkpoint.format.manifest import entry_of
 
 
 @pytest.fixture(autouse=True)

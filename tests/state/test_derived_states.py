@@ -5,8 +5,8 @@ import random
 import numpy as np
 import torch
 
-from forge.checkpoint import Checkpoint
 from forge.checkpoint.format.manifest import Manifest
+from forge.checkpoint.load.reading import Checkpoint
 from forge.state import rng
 from forge.training.start import resizing
 

@@ -31,6 +31,16 @@ def test_expanded_tensors_are_refused_by_name_before_the_first_step(kind):
         StateRegistry({"m": model}).check_savable()
 
 
+@pytest.mark.filterwarnings("ignore:Lazy modules")
+def test_a_lazy_module_is_refused_by_name_until_it_was_called():
+    """Its parameters have no shapes yet, so a resume could not see that they differ."""
+    model = nn.Sequential(nn.Flatten(), nn.LazyLinear(3))
+    with pytest.raises(CheckpointError, match=r"^m\.1: a LazyLinear .*Call the model once"):
+        StateRegistry({"m": model}).check_savable()
+    model(torch.zeros(1, 2))
+    StateRegistry({"m": model}).check_savable()
+
+
 class Grows(nn.Linear):
     """Has extra state that gets longer during training."""
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import forge
-from forge.checkpoint import Store
+from forge.checkpoint.store import Store
 from forge.config.schema import CheckpointConfig
 from forge.errors import CheckpointError
 from forge.shutdown import stopping

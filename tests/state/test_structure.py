@@ -188,9 +188,6 @@ def kinds_of_models():
     def plain():
         return nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
 
-    def lazy():
-        return nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d(), nn.Linear(4, 1))
-
     def spectral():
         return nn.Sequential(parametrizations.spectral_norm(nn.Linear(2, 4)), nn.Linear(4, 1))
 
@@ -211,22 +208,21 @@ def kinds_of_models():
 
     return {
         one.__name__: one
-        for one in (plain, lazy, spectral, old_weight_norm, pruned, orthogonal, shared_module)
+        for one in (plain, spectral, old_weight_norm, pruned, orthogonal, shared_module)
     }
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated")
-@pytest.mark.filterwarnings("ignore:Lazy modules")
 @pytest.mark.parametrize("kind", kinds_of_models())
 def test_models_that_stay_what_they_are_are_not_refused(tmp_path, kind):
-    """Hooks, parametrizations, averages, lazy layers: each start builds the same model."""
+    """Hooks, parametrizations, averages: each start builds the same model."""
 
     def run_it(directory, until):
         torch.manual_seed(1)
         model = kinds_of_models()[kind]()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
         stateful = {"model": model, "optimizer": optimizer}
-        has_average = kind not in ("lazy", "old_weight_norm", "pruned")  # AveragedModel copies it
+        has_average = kind not in ("old_weight_norm", "pruned")  # AveragedModel copies it
         if has_average:
             stateful["ema"] = AveragedModel(model, use_buffers=True)
         policy = {"checkpoint": {"dir": str(directory), "every_steps": 1, "every_s": None}}

@@ -18,8 +18,8 @@ from harness import until
 from plans import planned
 from two_users import ATTACKER, GROUP, LIMIT_S, VICTIM, Place, Said, as_user
 
-from forge.checkpoint import Store
-from forge.checkpoint.retention import pins
+from forge.checkpoint.retention import protection
+from forge.checkpoint.store import Store
 from forge.config.schema import CheckpointConfig
 from forge.errors import Reason
 from forge.job import local
@@ -165,7 +165,7 @@ def save(place: Place) -> None:
 
 def pin(place: Place) -> None:
     (place.job / "checkpoints").mkdir(parents=True, exist_ok=True)
-    pins.add(place.job / "checkpoints" / "step_5")
+    protection.add_pin(place.job / "checkpoints" / "step_5")
 
 
 def dump_stacks(place: Place) -> None:

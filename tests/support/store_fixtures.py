@@ -1,12 +1,15 @@
 """Checkpoint stores, each in its own directory, that are closed at the end of the test."""
 
+import functools
+
 import pytest
 from stores import commit, state_of
 
-from forge.checkpoint import Store
-from forge.checkpoint.format import checksums
-from forge.checkpoint.load import checked_file
-from forge.checkpoint.save import staged_file, writing
+from forge.checkpoint import store as store_module
+from forge.checkpoint.format import manifest
+from forge.checkpoint.load import files
+from forge.checkpoint.save import staging, writing
+from forge.checkpoint.store import Store
 from forge.config.schema import CheckpointConfig
 
 
@@ -43,8 +46,10 @@ def _state_of():
 @pytest.fixture
 def small_chunks(monkeypatch):
     """With small chunks, files of some kilobytes have many chunks, and several threads."""
-    for module in (checksums, staged_file, writing, checked_file):
+    for module in (manifest, staging, writing, files):
         monkeypatch.setattr(module, "CHUNK", 1 << 12)
-    monkeypatch.setattr(checked_file, "_READ", 1 << 9)
-    monkeypatch.setattr(checked_file, "_DIRECT", 1 << 7)
-    monkeypatch.setattr(checked_file, "num_threads", lambda: 3)
+    described = functools.partial(manifest.Manifest, chunk_bytes=1 << 12)
+    monkeypatch.setattr(store_module, "Manifest", described)
+    monkeypatch.setattr(files, "_READ", 1 << 9)
+    monkeypatch.setattr(files, "_DIRECT", 1 << 7)
+    monkeypatch.setattr(files, "num_threads", lambda: 3)

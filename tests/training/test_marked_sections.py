@@ -14,8 +14,8 @@ from harness import PATIENCE_S, wait_for
 from ranked import RankedJob
 
 import forge
-from forge.checkpoint.format.checksums import CHUNK
-from forge.checkpoint.load import checked_file
+from forge.checkpoint.format.manifest import CHUNK
+from forge.checkpoint.load import files
 from forge.checkpoint.save import writing
 from forge.process import sections
 from forge.process.progress import HeartbeatPage, HeartbeatRecord, Phase
@@ -147,7 +147,7 @@ def test_what_is_read_at_the_start_is_progress(page, tmp_path, monkeypatch):
     model, optimizer = parts(10 << 20)
     with forge.Run(policy, model=model, optimizer=optimizer) as run:
         for step in run.steps(4):
-            monkeypatch.setattr(checked_file.os, "preadv", preadv)
+            monkeypatch.setattr(files.os, "preadv", preadv)
             loss = model(torch.ones(1, model.in_features, device="cpu")).sum()
             if step == 3 and not counts:
                 loss = loss * math.nan

@@ -9,7 +9,7 @@ from ranked import RankedJob
 from rows import each_value, few
 
 import forge
-from forge.checkpoint import Store
+from forge.checkpoint.store import Store
 from forge.jobdir import spawned
 from forge.shutdown import stopping
 

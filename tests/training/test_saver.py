@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import forge
-from forge.checkpoint.save import distributed_save
+from forge.checkpoint.save import writing
 from forge.config.schema import CheckpointConfig, HangConfig, NanConfig
 from forge.errors import CheckpointError, DirectoryInUse
 from forge.jobdir.ledger import Ledger, read
@@ -165,7 +165,7 @@ def test_a_save_beside_training_is_the_state_of_its_own_step(make_saver, monkeyp
 def test_a_held_boundary_that_cannot_be_written_is_tried_again(make_saver, monkeypatch, failures):
     """From the same copy: by the next try, or by the next call of `commit`."""
     saver, store = make_saver()
-    write, left = distributed_save.write_state, [failures]
+    write, left = writing.write_state, [failures]
 
     def written(*args):
         left[0] -= 1
@@ -173,7 +173,7 @@ def test_a_held_boundary_that_cannot_be_written_is_tried_again(make_saver, monke
             raise OSError(errno.EIO, "Input/output error")
         return write(*args)
 
-    monkeypatch.setattr(distributed_save, "write_state", written)
+    monkeypatch.setattr(writing, "write_state", written)
     held = saver.hold(7, lambda: {"w": torch.ones(3)}, may_write=True)
     if failures == FINAL_TRIES:
         with pytest.raises(CheckpointError, match="step 7 could not be saved"):

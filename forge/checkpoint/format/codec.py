@@ -15,6 +15,7 @@ from __future__ import annotations
 import base64
 import collections
 import functools
+import hashlib
 import json
 import math
 import struct
@@ -23,9 +24,10 @@ from typing import Any
 
 import torch
 
-from forge.checkpoint.format import arrays, shards, tensor_encoding
+from forge.checkpoint.format import shards, tensor_encoding
 from forge.checkpoint.format.shards import Shard
 from forge.checkpoint.format.tensorfile import MALFORMED
+from forge.checkpoint.host_memory import digest
 from forge.compat import of_torch
 from forge.errors import CheckpointError, DamagedCheckpoint
 
@@ -34,6 +36,9 @@ MAX_DEPTH = 100
 
 MAX_STATE_BYTES = 1 << 30
 """Size limit of the JSON: parsing takes many times as much memory."""
+
+UNKNOWN = object()
+"""In a state that is decoded before its tensors are read: a leaf that needs their data."""
 
 _NAN = struct.pack("<d", math.nan)
 
@@ -63,8 +68,6 @@ class Encoder:
             return value if value.bit_length() <= 256 else {"!int": hex(value)}
         if kind is float:
             return value if math.isfinite(value) else {"!float": _odd_float(value)}
-        if tensor_encoding.is_lazy(value):
-            return {"!lazy": str(value.dtype).removeprefix("torch."), "as": kind.__name__}
         if isinstance(value, torch.Tensor):
             return self._tensor(value, path)
         if self._depth == MAX_DEPTH:
@@ -115,7 +118,7 @@ class Encoder:
             return {"!dtype": str(value).removeprefix("torch.")}
         if kind is torch.device:
             return {"!device": str(value)}
-        described = arrays.describe(value)
+        described = tensor_encoding.describe_array(value)
         if described is None:
             raise CheckpointError(
                 f"{path}: a {kind.__module__}.{kind.__qualname__} cannot be saved exactly."
@@ -209,6 +212,19 @@ def state_text(tree: Any) -> bytes:
     return text
 
 
+def fingerprint(state: Any) -> str:
+    """A hash that is equal for equal values, to compare two states without keeping both.
+
+    Raises:
+        CheckpointError: If the state cannot be saved; names the leaf.
+    """
+    encoder = Encoder()
+    found = hashlib.blake2b(json.dumps(encoder.encode(state)).encode(), digest_size=16)
+    for name, tensor in encoder.tensors.items():
+        found.update(f"{name} {digest(tensor)}".encode(errors="replace"))
+    return found.hexdigest()
+
+
 def _odd_float(value: float) -> str:
     """A float that JSON lacks, as a string; all bits of a NaN, since there are many NaNs."""
     raw = struct.pack("<d", value)
@@ -256,7 +272,10 @@ def decode(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
 
 
 class Decoder:
-    """Decodes trees, with the tensors of these names."""
+    """Decodes trees, with the tensors of these names.
+
+    `Outline` (`load/reading.py`) replaces `tensor`, `sharded` and `malformed`.
+    """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         self._tensors = dict(tensors)
@@ -336,12 +355,6 @@ def _dtype(name: str) -> torch.dtype:
     return found
 
 
-def _decode_lazy(value: dict[str, Any], decoder: Decoder) -> torch.Tensor:
-    kinds: dict[str, Any] = {kind.__name__: kind for kind in tensor_encoding.LAZY}
-    made: torch.Tensor = kinds[value["as"]](dtype=_dtype(value["!lazy"]))
-    return made
-
-
 def _decode_sparse(value: dict[str, Any], decoder: Decoder) -> torch.Tensor:
     named = {name: decoder.tensor(one) for name, one in value["parts"].items()}
     return tensor_encoding.sparse(value["!sparse"], named)
@@ -349,19 +362,18 @@ def _decode_sparse(value: dict[str, Any], decoder: Decoder) -> torch.Tensor:
 
 def _decode_numpy_scalar(value: dict[str, Any], decoder: Decoder) -> Any:
     *description, raw = value["!numpy_scalar"]
-    return arrays.scalar(description, base64.b64decode(raw))
+    return tensor_encoding.numpy_scalar(description, base64.b64decode(raw))
 
 
 def _decode_ndarray(value: dict[str, Any], decoder: Decoder) -> Any:
     content = bytes(decoder.tensor(value["bytes"]).contiguous().numpy())
-    return arrays.array(value["!ndarray"], content)
+    return tensor_encoding.numpy_array(value["!ndarray"], content)
 
 
 _DECODERS: dict[str, Callable[[dict[str, Any], Decoder], Any]] = {
     "!tensor": lambda v, d: d.tensor(v),
     "!shard": lambda v, d: d.sharded(v["part"], Shard.from_json(v["!shard"])),
     "!sparse": _decode_sparse,
-    "!lazy": _decode_lazy,
     "!OrderedDict": _decode_ordered,
     "!Counter": lambda v, d: collections.Counter(dict(d.pairs(v["!Counter"]))),
     "!dict": lambda v, d: dict(d.pairs(v["!dict"])),

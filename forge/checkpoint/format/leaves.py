@@ -34,8 +34,6 @@ class Leaf:
     @property
     def num_bytes(self) -> int:
         """Bytes of a tensor or an array; 0 for other values."""
-        if tensor_encoding.is_lazy(self.value):
-            return 0
         if isinstance(self.value, torch.Tensor):
             return sum(one.numel() * one.dtype.itemsize for one in strided(self.value))
         return int(getattr(self.value, "nbytes", 0)) if _is_array(self.value) else 0
@@ -78,8 +76,6 @@ def _is_array(value: Any) -> bool:
 
 
 def _kind(value: Any) -> str:
-    if tensor_encoding.is_lazy(value):
-        return f"{_short(value.dtype)} not made yet"
     if isinstance(value, torch.Tensor):
         layout = "" if value.layout is torch.strided else f" {_short(value.layout)}"
         return f"{_short(value.dtype)}{list(value.shape)}{layout}"
@@ -118,7 +114,7 @@ def differences(a: Any, b: Any, path: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _difference(a: Any, b: Any) -> str:
-    is_tensor = isinstance(a, torch.Tensor) and not tensor_encoding.is_lazy(a)
+    is_tensor = isinstance(a, torch.Tensor)
     kinds = _kind(a), _kind(b)
     if is_tensor and kinds[0] == kinds[1]:
         return _value_difference(a, b)

@@ -1,25 +1,30 @@
 """The manifest, the last file that a save writes; and the names of the other files.
 
 It lists every other file with its size and the CRC-32 of each chunk, and has a CRC-32 of itself.
+There are chunks so that threads can share the writing and the verifying of a file.
 A directory is a checkpoint if and only if its manifest is valid and its files match it.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import os
 import stat
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from forge._version import __version__
-from forge.checkpoint.format.checksums import CHUNK, num_chunks
 from forge.errors import CheckpointError, DamagedCheckpoint, NewerFormat
-from forge.filesystem.files import open_file
+from forge.filesystem import durable
+from forge.filesystem.files import open_file, write_all
+
+CHUNK = 16 << 20
+"""Bytes per chunk and per write: with writes of 1 MiB, saving takes 2.7 times as long."""
 
 NAME = "manifest.json"
 FORMAT = 2
@@ -40,6 +45,38 @@ FINAL = "final_"
 
 No job resumes from it: the script's code after the last loop computed it from `step_<N>`.
 """
+
+
+def _fastest() -> Callable[..., int]:
+    """ISA-L's CRC-32, or zlib's if there is no `isal` wheel for the processor: same results."""
+    try:
+        found: Callable[..., int] = importlib.import_module("isal.isal_zlib").crc32
+    except (ImportError, AttributeError):
+        return zlib.crc32
+    return found
+
+
+crc32 = _fastest()
+"""CRC-32 of bytes, continued from an earlier value. ISA-L does 13 GB/s, plain zlib 1.5."""
+
+
+def num_chunks(size: int) -> int:
+    """Number of chunks of a file of `size` bytes."""
+    return -(-size // CHUNK)
+
+
+def entry_of(content: bytes) -> dict[str, Any]:
+    """The manifest's entry for a file with this content."""
+    view = memoryview(content)
+    chunks = [crc32(view[at : at + CHUNK]) for at in range(0, len(view), CHUNK)]
+    return {"size": len(view), "chunks": chunks}
+
+
+def write_small(path: Path, content: bytes) -> dict[str, Any]:
+    """Write a new file and sync it; return its entry for the manifest."""
+    with durable.new_file(path) as fd:
+        write_all(fd, content)
+    return entry_of(content)
 
 
 def files_of(rank: int) -> tuple[str, str]:

@@ -1,7 +1,13 @@
-"""Which tensors can be saved exactly, and the strided tensors that a sparse one consists of."""
+"""Which tensors and NumPy arrays can be saved exactly, and what those consist of.
+
+A sparse tensor consists of strided ones, a NumPy scalar or array of a description and bytes. NumPy
+is imported only if the program has imported it already or a checkpoint has NumPy values.
+"""
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,13 +19,8 @@ from forge.compat import of_torch
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 """Other subclasses have behaviour that is not in their data."""
 
-LAZY = (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)
-"""Tensors of a lazy module before its first call: without shape and data."""
-
-
-def is_lazy(value: object) -> bool:
-    """Whether it is a tensor that a lazy module has not initialized yet."""
-    return type(value) in LAZY
+_KINDS = "biufcmMSU"
+"""Kinds of dtype that are plain bytes: numbers, times, strings of fixed length."""
 
 
 def is_plain(value: Any) -> bool:
@@ -92,3 +93,47 @@ def sparse(described: list[Any], named: dict[str, torch.Tensor]) -> torch.Tensor
         is_coalesced=is_coalesced,
         check_invariants=True,
     )
+
+
+def describe_array(value: Any) -> tuple[str, list[Any], bytes] | None:
+    """(tag, description, content) of a scalar or an array; None if it cannot be saved exactly."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None or not isinstance(value, numpy.generic | numpy.ndarray):
+        return None
+    dtype = value.dtype
+    if dtype.kind not in _KINDS:
+        return None
+    if type(value) is dtype.type:
+        return "!numpy_scalar", [dtype.str], value.tobytes()
+    if type(value) is numpy.ndarray and dtype.itemsize:
+        by_columns = value.flags.f_contiguous and not value.flags.c_contiguous
+        notes = ["F"] * by_columns + ["read-only"] * (not value.flags.writeable)
+        content = value.tobytes("F" if by_columns else "C")
+        return "!ndarray", [dtype.str, list(value.shape), *notes], content
+    return None
+
+
+def numpy_scalar(description: list[Any], content: bytes) -> Any:
+    """The scalar that `describe_array` described."""
+    import numpy
+
+    (described,) = description
+    dtype = numpy.dtype(described)
+    if not dtype.itemsize:
+        return dtype.type()  # an empty string
+    return numpy.frombuffer(content, dtype=dtype).copy()[0]
+
+
+def numpy_array(description: list[Any], content: bytes) -> Any:
+    """The array that `describe_array` described."""
+    import numpy
+
+    described, shape, *notes = description
+    dtype = numpy.dtype(described)
+    count = math.prod(shape)
+    if count * dtype.itemsize != len(content):
+        raise ValueError(f"expected {count} values of {dtype}, found {len(content)} bytes")
+    flat = numpy.frombuffer(content, dtype=dtype) if count else numpy.empty(0, dtype=dtype)
+    made = flat.reshape(shape, order="F" if "F" in notes else "C").copy("K")
+    made.flags.writeable = "read-only" not in notes
+    return made

@@ -11,15 +11,11 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from forge.checkpoint.format.checksums import entry_of
 from forge.errors import CheckpointError
-from forge.filesystem import durable
-from forge.filesystem.files import write_all
 
 MALFORMED = (
     *(LookupError, ValueError, TypeError, AttributeError, ArithmeticError),
@@ -142,10 +138,3 @@ def parse(head: bytes, size: int) -> dict[str, Entry]:
     if end != size:
         raise ValueError(f"its header describes {end} bytes, but the file has {size}")
     return entries
-
-
-def write_small(path: Path, content: bytes) -> dict[str, Any]:
-    """Write a new file and sync it; return its entry for the manifest."""
-    with durable.new_file(path) as fd:
-        write_all(fd, content)
-    return entry_of(content)

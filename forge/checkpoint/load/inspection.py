@@ -16,10 +16,9 @@ from forge.checkpoint.load.reading import Checkpoint
 from forge.checkpoint.ownership import workspace
 from forge.config.schema import Verify
 from forge.errors import CheckpointError, DamagedCheckpoint
-from forge.filesystem.steps import step_dirs, step_of
 from forge.group import collectives
 from forge.jobdir import job_dir
-from forge.jobdir.job_files import forge_dir
+from forge.jobdir.job_files import forge_dir, step_dirs, step_of
 
 _TRIES = 5
 """Attempts to find a checkpoint: a running job can remove old ones in the meantime."""

@@ -2,11 +2,13 @@
 
 The steps of `read`, which does not change any live object:
 
-    manifest, sizes, state as JSON     verified, decoded with tensors that have no data
+    manifest, sizes, state as JSON     verified; `Outline` decodes it with tensors without data
     `offer`                            compares that with the live objects, offers their tensors
     tensors                            all verified; those without a live tensor are loaded
 
-`Checkpoint.fill` then reads the others into the live tensors.
+`Checkpoint.fill` then reads the others into the live tensors. A tensor is read into the live
+tensor that is offered for it, unless another part of the state refers to the same data, which
+would change with it.
 """
 
 from __future__ import annotations
@@ -20,21 +22,28 @@ from typing import Any
 import torch
 
 from forge.checkpoint.format import manifest, shards
-from forge.checkpoint.format.codec import decode
+from forge.checkpoint.format.codec import UNKNOWN, Decoder, decode, stride_of
 from forge.checkpoint.format.manifest import Manifest
+from forge.checkpoint.format.shards import Box, Like, Shard
+from forge.checkpoint.format.tensor_encoding import is_here, is_plain
 from forge.checkpoint.host_memory import in_huge_pages
-from forge.checkpoint.load.outline import Offers, Outline, SavedTensor
-from forge.checkpoint.load.rank_files import Destination, RankFiles
-from forge.checkpoint.retention.in_use import reading_lock
+from forge.checkpoint.load.files import Destination, RankFiles
+from forge.checkpoint.retention.protection import reading_lock
 from forge.config.schema import Verify
-from forge.errors import CheckpointError, DamagedCheckpoint
-from forge.filesystem.steps import step_of
+from forge.errors import CheckpointError, DamagedCheckpoint, StateMismatch
+from forge.jobdir.job_files import step_of
+
+Offers = Iterable[tuple[Any, "torch.Tensor | Like"]]
+"""Pairs of a leaf of an outline and its live tensor, or a tensor that is sharded like it."""
 
 Offer = Callable[[dict[str, Any]], Offers | None]
 """Takes a state whose tensors have no data; returns pairs of such a tensor and a live one for it.
 
-It returns None if the state must not share memory with live tensors, since it is loaded again.
+It returns None if the state must not share memory with live tensors, since it is loaded again. For
+a Run it is `StateRegistry.in_place_targets` (`forge/state/registry.py`).
 """
+
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -61,7 +70,9 @@ class Checkpoint:
         """
         files = RankFiles(self.path, self.manifest)
         with contextlib.closing(files), contextlib.suppress(DamagedCheckpoint):
-            return [name for name in files.differing() if name.startswith(prefixes)]
+            ranks = range(1, self.manifest.world_size)
+            names = dict.fromkeys(name for rank in ranks for name in files.tensors(rank).entries)
+            return [n for n in names if n not in files.shards and n.startswith(prefixes)]
         return []
 
     def fill(self) -> frozenset[int]:
@@ -172,7 +183,7 @@ def _read(
             for name, saved in outline.saved.items()
         }
     except CheckpointError:
-        files.verify()  # if the files are damaged, that is the cause of the error
+        files.read([])  # verifies: if the files are damaged, that is the cause of the error
         raise
     values: dict[str, torch.Tensor] = {}
     now: list[Destination] = []
@@ -200,3 +211,131 @@ def _new_memory(saved: SavedTensor, *, keeps_index: bool) -> torch.Tensor:
     except RuntimeError as error:  # too little memory, or a damaged header asks for too much
         raise DamagedCheckpoint(f"there is not enough memory to read it: {error}") from error
     return in_huge_pages(memory)
+
+
+@dataclass(eq=False)
+class SavedTensor:
+    """A tensor of a state: how it was saved, and what is offered for it."""
+
+    leaf: torch.Tensor
+    """A tensor without data, of the shape of the whole tensor."""
+    shard: Shard | None
+    box: Box
+    """The part of the whole tensor that this rank needs."""
+    device: torch.device
+    uses: int = 0
+    """How often the state refers to it."""
+    is_reordered: bool = False
+    """Whether its elements are not in the usual order."""
+    like: torch.Tensor | None = None
+    """A live DTensor, if it has to be sharded like that one."""
+    offers: list[torch.Tensor] = field(default_factory=list)
+    live: torch.Tensor | None = None
+    """The live tensor that it is read into; None: a new one."""
+
+
+class Outline(Decoder):
+    """Decodes a rank's state with tensors that have no data, and notes how it uses each of them.
+
+    A leaf that needs data to be decoded becomes `UNKNOWN`.
+    """
+
+    def __init__(self, files: RankFiles, rank: int) -> None:
+        super().__init__({})
+        self._files = files
+        self._rank = rank
+        self.saved: dict[str, SavedTensor] = {}
+        """The tensors that the state refers to, by name."""
+        self._names: dict[int, str] = {}
+        """`id` of a leaf -> the name of its tensor."""
+        for one in (0, rank):
+            files.tensors(one)  # verified even if the state has no tensors
+
+    def tensor(self, described: dict[str, Any], shard: Shard | None = None) -> torch.Tensor:
+        """A leaf for the tensor; if it was sharded, it has the shape of the whole tensor."""
+        name = described["!tensor"]
+        _, entry = self._files.find(self._rank, name)
+        saved = self.saved.get(name)
+        if saved is None:
+            shape = entry.shape if shard is None else shard.of
+            leaf = torch.empty(shape, dtype=entry.dtype, device="meta")
+            device = _device_of(described)
+            saved = self.saved[name] = SavedTensor(leaf, shard, Box.whole(shape), device)
+            self._names[id(leaf)] = name
+        if shard != saved.shard or (shard is not None and shard.box.shape != entry.shape):
+            raise DamagedCheckpoint(
+                f"{name}: expected {shard}, found a tensor of shape {list(entry.shape)}"
+            )
+        saved.uses += 1
+        saved.is_reordered |= bool(stride_of(described, entry.shape))
+        return saved.leaf
+
+    sharded = tensor
+
+    def malformed(self, tag: str, error: Exception) -> Any:
+        """`UNKNOWN`: some values cannot be decoded without their data."""
+        return UNKNOWN
+
+    def offer(self, pairs: Offers) -> None:
+        """Choose the memory that each tensor is read into.
+
+        Raises:
+            StateMismatch: If one saved tensor corresponds to live tensors with different shardings.
+        """
+        for leaf, offered in pairs:
+            name = self._names.get(id(leaf))
+            if name is None:
+                continue
+            saved = self.saved[name]
+            live = offered.tensor if isinstance(offered, Like) else offered
+            if shards.is_sharded(live):
+                box = shards.shard_of(live).box
+                if saved.like is None:
+                    saved.like, saved.box = live, box
+                if saved.box != box:
+                    raise StateMismatch(
+                        f"{name}: was one (tied) tensor when it was saved, but is sharded in two"
+                        " different ways here. Tie the parameters before fully_shard, as when it"
+                        " was saved"
+                    )
+            if not isinstance(offered, Like):
+                saved.offers.append(live)
+        shared = _sharing(self.saved)
+        for saved in self.saved.values():
+            if saved not in shared and _can_take(saved):
+                saved.live = saved.offers[0]
+
+
+def _device_of(described: dict[str, Any]) -> torch.device:
+    if "device" not in described:
+        return _CPU
+    device = torch.device(described["device"])
+    return device if is_here(device) else _CPU  # loading moves it to the parameter's device
+
+
+def _can_take(saved: SavedTensor) -> bool:
+    if not saved.offers or len(saved.offers) != saved.uses or saved.is_reordered:
+        return False
+    dtype, shape = saved.leaf.dtype, saved.box.shape
+    return all(
+        _has_memory(live)
+        and (live.dtype, tuple(live.shape)) == (dtype, shape)
+        and live.numel() > 0
+        and live.is_contiguous()
+        and not (live.is_conj() or live.is_neg())
+        for live in map(shards.local, saved.offers)
+    )
+
+
+def _has_memory(live: torch.Tensor) -> bool:
+    return is_plain(live) and live.device.type in ("cpu", "cuda")
+
+
+def _sharing(saved: dict[str, SavedTensor]) -> set[SavedTensor]:
+    """Those whose live tensors share storage with another's: the order of reading would matter."""
+    users: dict[tuple[torch.device, int], set[SavedTensor]] = {}
+    for one in saved.values():
+        for live in filter(_has_memory, map(shards.local, one.offers)):
+            storage = live.device, live.untyped_storage().data_ptr()
+            users.setdefault(storage, set()).add(one)
+    return {one for some in users.values() if len(some) > 1 for one in some}

@@ -16,8 +16,7 @@ from pathlib import Path
 
 from forge import messages
 from forge.checkpoint.format import manifest
-from forge.checkpoint.retention import pins
-from forge.checkpoint.retention.in_use import removing_lock
+from forge.checkpoint.retention.protection import is_pinned, pin_file, removing_lock
 from forge.errors import DamagedCheckpoint, NewerFormat
 from forge.filesystem import durable
 
@@ -61,12 +60,12 @@ class Remover:
         is_taken = False
         try:
             with removing_lock(path) as is_free:
-                if not is_free or pins.is_pinned(path):
+                if not is_free or is_pinned(path):
                     return False
                 os.rename(path, aside)
                 try:
-                    # `pins.pin` writes, then checks: it finds no checkpoint, or we find its pin.
-                    is_taken = not pins.is_pinned(path)
+                    # `pin` writes, then checks: it finds no checkpoint, or we find its pin.
+                    is_taken = not is_pinned(path)
                 finally:
                     if not is_taken:
                         os.rename(aside, path)
@@ -82,7 +81,7 @@ class Remover:
         Raises:
             OSError: If it could not be removed.
         """
-        if not pins.is_pinned(path):
+        if not is_pinned(path):
             aside = self.aside(path, work, "discarded")
             os.rename(path, aside)
             self.delete(aside)
@@ -92,7 +91,7 @@ class Remover:
             self._number += 1
             kept = path.with_name(f"rolled_back_{path.name}-{self._number}")
         os.rename(path, kept)
-        pins.pin_file(path).unlink(missing_ok=True)
+        pin_file(path).unlink(missing_ok=True)
         messages.warn(
             f"{path.name} is pinned, but a rollback has made it obsolete: it was renamed to {kept},"
             " and no job resumes from it."
@@ -200,7 +199,7 @@ class Remover:
             pass  # this version of forge cannot check whether it is whole
         except DamagedCheckpoint:
             return False
-        return pins.is_pinned(visible)
+        return is_pinned(visible)
 
 
 def _delete(path: Path) -> bool:

@@ -17,7 +17,7 @@ from forge.checkpoint.format import manifest
 from forge.checkpoint.format.manifest import Manifest
 from forge.config.schema import BestConfig, BestMode, CheckpointConfig
 from forge.errors import DamagedCheckpoint, NewerFormat
-from forge.filesystem.steps import step_of
+from forge.jobdir.job_files import step_of
 
 _PATIENT_SAVES = 3
 """Number of saves without a value of `best.metric` after which forge warns."""

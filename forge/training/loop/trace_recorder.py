@@ -81,7 +81,7 @@ class TraceRecorder(Watcher):
 
 
 def _fingerprint(value: Any) -> str:
-    """The fingerprint of a leaf; of one without data here (a shard, a lazy parameter) its type."""
+    """The fingerprint of a leaf; of one without data here (a shard, a tensor on meta) its type."""
     try:
         return fingerprint(value)
     except (RuntimeError, ValueError, TypeError, NotImplementedError):

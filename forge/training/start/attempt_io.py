@@ -8,23 +8,20 @@ import os
 import socket
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from forge import messages
-from forge.checkpoint import Checkpoint, Store
 from forge.checkpoint.format.manifest import Origin
-from forge.checkpoint.load.outline import Offers
-from forge.checkpoint.load.reading import Offer
+from forge.checkpoint.store import Store
 from forge.config.rules import directory_problem
 from forge.config.schema import NanAction, Policy
 from forge.errors import ConfigError, ExitCode, Reason
 from forge.filesystem import claimed
-from forge.filesystem.steps import step_dirs
 from forge.group.group import Coordinator
 from forge.jobdir import job_dir, ledger, verdict
-from forge.jobdir.job_files import forge_dir
+from forge.jobdir.job_files import forge_dir, step_dirs
 from forge.jobdir.ledger import Ledger
 from forge.jobdir.verdict import Verdict
 from forge.shutdown import stopping
@@ -34,6 +31,9 @@ from forge.training.interval import Interval
 from forge.training.metrics import Metrics
 from forge.training.nan.nan_policy import NanPolicy
 from forge.training.saver import Saver
+
+if TYPE_CHECKING:
+    from forge.checkpoint.load.reading import Checkpoint, Offer, Offers
 
 _PERSONAL = ("rng", "ended")
 """Keys of a state that each rank keeps for itself."""

@@ -21,10 +21,9 @@ from forge import messages
 from forge.checkpoint.format import manifest
 from forge.errors import CheckpointError, ConfigError, DamagedCheckpoint
 from forge.filesystem.files import read_plain, write_atomically
-from forge.filesystem.steps import step_dirs
 from forge.jobdir import identity, job_dir
 from forge.jobdir.identity import Change, Identity
-from forge.jobdir.job_files import RESUME
+from forge.jobdir.job_files import RESUME, step_dirs
 from forge.jobdir.ledger import Ledger
 from forge.state.initial_hyperparameters import InitialHyperparameters
 

@@ -17,8 +17,8 @@ from forge.checkpoint.format.manifest import FINAL, LATEST
 from forge.config import loading
 from forge.config.schema import CodeChange, Policy, Resume
 from forge.errors import ConfigError, Exit, ForgeError, unwritable
-from forge.filesystem.steps import step_of
-from forge.jobdir import code, flat_config, identity, job_dir, spawned, verdict
+from forge.jobdir import code, identity, job_dir, spawned, verdict
+from forge.jobdir.job_files import step_of
 from forge.jobdir.verdict import Verdict
 from forge.training.loop import step_limit
 
@@ -80,6 +80,8 @@ def checked_config(config: Any) -> dict[str, Any] | None:
     """`config=` by dotted keys; warns of values that are ignored."""
     if config is None:
         return None
+    from forge.jobdir import flat_config  # under Hydra, the launcher has flattened the config
+
     values, left_out = flat_config.given(config)
     if left_out:
         messages.warn(

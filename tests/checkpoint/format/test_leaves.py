@@ -10,9 +10,9 @@ import numpy
 import pytest
 import torch
 
-from forge.checkpoint import Store
 from forge.checkpoint.format.codec import MAX_DEPTH
 from forge.checkpoint.format.leaves import differences
+from forge.checkpoint.store import Store
 from forge.errors import CheckpointError
 
 pytestmark = pytest.mark.filterwarnings(

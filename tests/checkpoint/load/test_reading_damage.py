@@ -18,7 +18,7 @@ from placed import (
 from stores import TENSORS, rewrite_manifest
 from torch import nn
 
-from forge.checkpoint.format.checksums import entry_of
+from forge.checkpoint.format.manifest import entry_of
 from forge.errors import CheckpointError, DamagedCheckpoint, ExitCode, StateMismatch
 from forge.state.registry import StateRegistry
 

@@ -11,8 +11,7 @@ import pytest
 from forked import ForkedJob
 from started import Popen
 
-from forge.checkpoint.ownership.fence import TOKEN_FILE
-from forge.checkpoint.ownership.locks import LOCK_FILE
+from forge.checkpoint.ownership.fence import LOCK_FILE, TOKEN_FILE
 from forge.errors import CheckpointError, DirectoryInUse
 
 HOLDER = """

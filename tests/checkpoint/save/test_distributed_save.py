@@ -7,12 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from forge.checkpoint import Store
 from forge.checkpoint.format import manifest
 from forge.checkpoint.format.manifest import files_of
 from forge.checkpoint.load import reading
-from forge.checkpoint.save import distributed_save, writing
-from forge.checkpoint.save.snapshot import Snapshot
+from forge.checkpoint.save import writing
+from forge.checkpoint.save.staging import Snapshot
+from forge.checkpoint.store import Store
 from forge.config.schema import CheckpointConfig, NanConfig
 from forge.errors import CheckpointError, RankFailed
 from forge.jobdir.ledger import Ledger
@@ -145,7 +145,7 @@ def test_rank_0_writes_beside_the_digests(stores, monkeypatch):
         assert is_written.wait(60), "nothing is written before the digests are there"
         return digests(snapshot)
 
-    monkeypatch.setattr(distributed_save, "write_state", written)
+    monkeypatch.setattr(writing, "write_state", written)
     monkeypatch.setattr(Snapshot, "digests", digested)
     assert save(stores, 1) == ["step_1"] * SIZE
 
@@ -153,7 +153,7 @@ def test_rank_0_writes_beside_the_digests(stores, monkeypatch):
 def test_nothing_is_written_or_compared_before_all_have_their_copy(stores, monkeypatch):
     """Both would take cores and memory from ranks whose training still waits for the copy."""
     began = []
-    monkeypatch.setattr(distributed_save, "write_state", lambda *_: began.append("write"))
+    monkeypatch.setattr(writing, "write_state", lambda *_: began.append("write"))
     monkeypatch.setattr(Snapshot, "digests", lambda _: began.append("digests"))
 
     def one(rank):
@@ -182,7 +182,7 @@ def test_a_rank_that_fails_while_rank_0_writes_leaves_nothing_behind(stores, mon
             raise ValueError("a bug")
         return {}
 
-    monkeypatch.setattr(distributed_save, "write_state", written)
+    monkeypatch.setattr(writing, "write_state", written)
     monkeypatch.setattr(Snapshot, "digests", digested)
     errors = save(stores, 1)
     assert [type(error) for error in errors] == [RankFailed, ValueError, RankFailed]

@@ -12,13 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from forge.checkpoint import host_memory
-from forge.checkpoint.format import checksums
+from forge.checkpoint.format import manifest
 from forge.checkpoint.format.tensorfile import Layout
-from forge.checkpoint.host_memory import PAGE, HostBuffer
-from forge.checkpoint.save import snapshot as snapshots
-from forge.checkpoint.save import staged_file, writing
-from forge.checkpoint.save.staged_file import StagedFile, room_for, views_of
+from forge.checkpoint.host_memory import PAGE
+from forge.checkpoint.save import staging, writing
+from forge.checkpoint.save.staging import HostBuffer, StagedFile, room_for, views_of
 from forge.checkpoint.save.writing import write_file
 
 CHUNK = 2 * PAGE
@@ -27,7 +25,7 @@ CHUNK = 2 * PAGE
 @pytest.fixture
 def small_chunks(monkeypatch):
     """Get many chunks out of few bytes."""
-    for module in (checksums, staged_file, writing):
+    for module in (manifest, staging, writing):
         monkeypatch.setattr(module, "CHUNK", CHUNK)
 
 
@@ -69,7 +67,7 @@ def copied(tensors):
 def content_of(file):
     """All bytes of a copied file, as they are in its buffer."""
     read = file.readers()[0]
-    chunks = [bytes(read(number)) for number in range(checksums.num_chunks(file.layout.size))]
+    chunks = [bytes(read(number)) for number in range(manifest.num_chunks(file.layout.size))]
     return b"".join(chunks)[: file.layout.size]
 
 
@@ -79,7 +77,7 @@ def content_of(file):
 def test_memory_of_another_device_is_not_read_as_the_host_s(monkeypatch):
     """Addresses on MPS or XPU are no host addresses, so torch has to copy; for meta it raises."""
     tensors = {"large": torch.empty(20 << 20, dtype=torch.uint8, device="meta")}
-    monkeypatch.setattr(staged_file, "_move_all", lambda moves: pytest.fail("memory was read"))
+    monkeypatch.setattr(staging, "_move_all", lambda moves: pytest.fail("memory was read"))
     with pytest.raises(NotImplementedError, match="no data"):
         copied(tensors)
 
@@ -96,7 +94,7 @@ def test_image_and_stream_write_the_same_file_and_safetensors_reads_it(
     assert content == streamed
     assert entry == same_entry
     assert entry["size"] == len(content) == layout.size
-    assert checksums.entry_of(content) == entry
+    assert manifest.entry_of(content) == entry
     loaded = load_file(tmp_path / "image")
     for name, tensor in tensors.items():
         expected = tensor.detach().resolve_conj().resolve_neg().contiguous()
@@ -124,11 +122,10 @@ def test_a_copy_in_threads_is_the_copy_in_one(sizes, own, monkeypatch):
     tensors["turned"] = torch.randn(3, 5).t()
     alone = content_of(copied(tensors))
     calls = [
-        count_calls(monkeypatch, *of)
-        for of in ((torch, "_foreach_copy_"), (staged_file, "_move_all"))
+        count_calls(monkeypatch, *of) for of in ((torch, "_foreach_copy_"), (staging, "_move_all"))
     ]
-    monkeypatch.setattr(staged_file, "_WORTH_A_THREAD", 1)
-    monkeypatch.setattr(staged_file, "num_threads", lambda: 3)
+    monkeypatch.setattr(staging, "_WORTH_A_THREAD", 1)
+    monkeypatch.setattr(staging, "num_threads", lambda: 3)
     monkeypatch.setattr(torch, "get_num_threads", lambda: own)
     assert content_of(copied(tensors)) == alone
     assert [len(one) for one in calls] == [0, max(own, 2)]
@@ -317,7 +314,7 @@ def test_forked_children_do_not_get_the_copy():
 def test_short_memory_makes_a_save_wait_and_says_so_once(store, monkeypatch, caplog):
     """A slow save is better than an out-of-memory kill because of a copy."""
     state = {"w": torch.ones(1 << 18)}
-    monkeypatch.setattr(snapshots.memory, "free_bytes", lambda: snapshots.RESERVE + 1000)
+    monkeypatch.setattr(staging.memory, "free_bytes", lambda: staging.RESERVE + 1000)
     for step in (1, 2):
         snapshot = store.snapshot(step, state, copy=True)
         assert not snapshot.is_independent
@@ -325,7 +322,7 @@ def test_short_memory_makes_a_save_wait_and_says_so_once(store, monkeypatch, cap
     assert store.newest().manifest.step == 2
     [told] = [r.message for r in caplog.records if "Too little host memory" in r.message]
     assert "0.25 GiB are available" in told
-    monkeypatch.setattr(snapshots.memory, "free_bytes", lambda: snapshots.RESERVE + (2 << 20))
+    monkeypatch.setattr(staging.memory, "free_bytes", lambda: staging.RESERVE + (2 << 20))
     assert store.snapshot(3, state, copy=True).is_independent
 
 
@@ -335,7 +332,7 @@ def test_no_memory_at_all_makes_a_save_wait(store, monkeypatch, caplog):
     def refuse(*_, **__):
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
-    monkeypatch.setattr(host_memory.mmap, "mmap", refuse)
+    monkeypatch.setattr(staging.mmap, "mmap", refuse)
     snapshot = store.snapshot(1, {"w": torch.ones(1000)}, copy=True)
     assert not snapshot.is_independent
     assert "training waits during each save" in caplog.text

@@ -16,13 +16,13 @@ from torture.calls import WRITES
 
 from forge.checkpoint.format import codec
 from forge.checkpoint.format.manifest import Files
-from forge.checkpoint.load.checked_file import CheckedFile
+from forge.checkpoint.load.files import CheckedFile
 from forge.checkpoint.ownership.fence import Fence
 from forge.checkpoint.ownership.workspace import Workspace
 from forge.checkpoint.retention import removal
 from forge.checkpoint.retention.removal import Remover
-from forge.checkpoint.save import distributed_save
-from forge.checkpoint.save.snapshot import Snapshot
+from forge.checkpoint.save import writing
+from forge.checkpoint.save.staging import Snapshot
 from forge.checkpoint.save.writing import write_state
 from forge.checkpoint.store import Store
 from forge.filesystem import durable
@@ -91,7 +91,7 @@ def _no_temporary() -> None:
         describe(store, folder.parent.parent / folder.name, files, snapshot)
 
     describe = Store._describe
-    distributed_save.write_state = early  # type: ignore[assignment]
+    writing.write_state = early  # type: ignore[assignment]
     Store._describe = describe_early  # type: ignore[method-assign]
     Workspace.put_in_place = (  # type: ignore[method-assign]
         lambda workspace, temporary, final: shutil.rmtree(temporary)
@@ -117,7 +117,7 @@ def _no_wait_for_ranks() -> None:
         late.clear()
         return final
 
-    distributed_save.write_state = early  # type: ignore[assignment]
+    writing.write_state = early  # type: ignore[assignment]
     Store.commit = commit_late  # type: ignore[method-assign]
 
 

@@ -13,9 +13,9 @@ from typing import Any
 from torture import children, scenario
 from torture.children import Counts, Plan
 
-from forge.checkpoint import Store
 from forge.checkpoint.format.manifest import NAME as MANIFEST
 from forge.checkpoint.format.manifest import STATE, TENSORS
+from forge.checkpoint.store import Store
 
 FILES = (MANIFEST, STATE, TENSORS)
 FLIPS = 10_000

@@ -23,9 +23,8 @@ from torture import children, scenario
 from torture.children import Counts, Plan
 from torture.damage import within_memory
 
-from forge.checkpoint.format.checksums import entry_of, num_chunks
 from forge.checkpoint.format.manifest import NAME as MANIFEST
-from forge.checkpoint.format.manifest import STATE, TENSORS, Manifest
+from forge.checkpoint.format.manifest import STATE, TENSORS, Manifest, entry_of, num_chunks
 from forge.errors import CheckpointError
 
 MUTANTS = 4000

@@ -22,7 +22,7 @@ from torture import children, scenario
 from torture.calls import CHANGES, WRITES, Call, Interception
 from torture.children import Child, Counts, Plan, Shared
 
-from forge.checkpoint import Store
+from forge.checkpoint.store import Store
 from forge.config.schema import CheckpointConfig
 from forge.errors import RankFailed, RankLost
 from forge.group import store as group_store

@@ -19,12 +19,13 @@ from unittest import mock
 
 import torch
 
-from forge.checkpoint import Store, store
-from forge.checkpoint.format import checksums, manifest
+from forge.checkpoint import store
+from forge.checkpoint.format import manifest
 from forge.checkpoint.format.manifest import FINAL
 from forge.checkpoint.host_memory import PAGE
-from forge.checkpoint.load import checked_file
-from forge.checkpoint.save import staged_file, writing
+from forge.checkpoint.load import files
+from forge.checkpoint.save import staging, writing
+from forge.checkpoint.store import Store
 from forge.config.schema import CheckpointConfig
 from forge.errors import DamagedCheckpoint
 
@@ -122,7 +123,7 @@ def damage(directory: Path, step: int) -> None:
 @contextlib.contextmanager
 def small_chunks() -> Iterator[None]:
     """Small files have several chunks, so that two threads write them."""
-    modules = (checksums, checked_file, staged_file, manifest, writing)
+    modules = (files, staging, manifest, writing)
     with contextlib.ExitStack() as stack:
         for module in modules:
             stack.enter_context(mock.patch.object(module, "CHUNK", PAGE))

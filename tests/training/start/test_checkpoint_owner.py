@@ -7,8 +7,8 @@ import os
 import pytest
 import torch
 
-from forge.checkpoint import Store
 from forge.checkpoint.format.manifest import Origin
+from forge.checkpoint.store import Store
 from forge.config.schema import CheckpointConfig
 from forge.errors import CheckpointError, ConfigError
 from forge.jobdir import config_file, identity

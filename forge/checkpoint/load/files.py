@@ -1,26 +1,35 @@
-"""Reading a file of a checkpoint into memory, with its checksums verified while reading.
+"""The files of a checkpoint, verified while they are read: each in chunks, and those of all ranks.
 
-Threads share the chunks: reading, CRC-32 and copying release the GIL. Files are not mapped with
-mmap: if a mapped file shrinks, the process is killed.
+Threads share the chunks of a file: reading, CRC-32 and copying release the GIL. Files are not
+mapped with mmap: if a mapped file shrinks, the process is killed.
+
+A rank's file has the tensors that differ from rank 0's; all others are read from rank 0's file,
+under the same name. If the sharding has changed, a shard is assembled from all saved shards that
+it overlaps. Only the needed files are opened, and every opened file is verified.
+One module, since a file is read once, for all tensors that any rank's state needs from it.
 """
 
 from __future__ import annotations
 
 import bisect
 import contextlib
+import functools
+import json
 import os
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from forge.checkpoint.format.checksums import CHUNK, crc32, num_chunks
-from forge.checkpoint.format.tensorfile import MALFORMED, MAX_HEADER, parse
-from forge.checkpoint.host_memory import bytes_of, copy_bytes, num_threads
+from forge.checkpoint.format.codec import MAX_STATE_BYTES
+from forge.checkpoint.format.manifest import CHUNK, Manifest, crc32, files_of, num_chunks
+from forge.checkpoint.format.shards import Box, Shard
+from forge.checkpoint.format.tensorfile import MALFORMED, MAX_HEADER, Entry, parse
+from forge.checkpoint.host_memory import bytes_of, copy_bytes, flat, num_threads
 from forge.errors import DamagedCheckpoint
 from forge.filesystem.files import open_file
 from forge.process import sections
@@ -231,3 +240,171 @@ class _Chunks:
             low, high = max(begin, target.begin), min(end, target.end)
             memory = target.memory[low - target.begin : high - target.begin]
             copy_bytes(memory, piece[low - begin : high - begin])
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A box of a tensor that one file has."""
+
+    file: TensorsFile
+    entry: Entry
+    box: Box
+    """The part of the whole tensor that is in this file."""
+    common: Box
+    """The part of `box` that the reader needs."""
+
+
+class Destination(NamedTuple):
+    """Contiguous memory for a box of a tensor, and where the bytes come from."""
+
+    memory: torch.Tensor
+    box: Box
+    pieces: list[Piece]
+
+
+class RankFiles:
+    """The files in the directory of a checkpoint, each opened on first use.
+
+    Args:
+        path: The directory.
+        described: Its manifest.
+        is_checked: Whether to verify checksums.
+    """
+
+    def __init__(self, path: Path, described: Manifest, *, is_checked: bool = True) -> None:
+        self._path = path
+        self._described = described
+        self._is_checked = is_checked
+        self._trees: dict[int, Any] = {}
+        self._tensors: dict[int, TensorsFile] = {}
+
+    def tree(self, rank: int) -> Any:
+        """A rank's state as JSON."""
+        if rank not in self._trees:
+            name, _ = files_of(rank)
+            entry = self._described.files[name]
+            if entry["size"] > MAX_STATE_BYTES:
+                raise DamagedCheckpoint(
+                    f"{name}: expected at most {MAX_STATE_BYTES} bytes of JSON, found"
+                    f" {entry['size']}"
+                )
+            file = CheckedFile(self._path / name, entry, is_checked=self._is_checked)
+            with contextlib.closing(file):
+                content = file.content()
+            try:
+                self._trees[rank] = json.loads(content)
+            except (ValueError, RecursionError) as error:
+                raise DamagedCheckpoint(f"{name} cannot be read: {error}") from error
+        return self._trees[rank]
+
+    def tensors(self, rank: int) -> TensorsFile:
+        """A rank's tensors' file."""
+        if rank not in self._tensors:
+            _, name = files_of(rank)
+            entry = self._described.files[name]
+            file = TensorsFile(self._path / name, entry, is_checked=self._is_checked)
+            self._tensors[rank] = file
+        return self._tensors[rank]
+
+    def find(self, rank: int, name: str) -> tuple[TensorsFile, Entry]:
+        """A tensor of a rank: in its own file, or in that of rank 0."""
+        for one in (rank, 0):
+            if name in self.tensors(one).entries:
+                return self.tensors(one), self.tensors(one).entries[name]
+        raise DamagedCheckpoint(f"{files_of(rank)[1]} has no tensor {name!r}")
+
+    @functools.cached_property
+    def shards(self) -> dict[str, list[tuple[int, Shard]]]:
+        """Name of a sharded tensor -> (rank, its shard), for all ranks."""
+        found: dict[str, list[tuple[int, Shard]]] = {}
+        for rank in range(self._described.world_size):
+            try:
+                own = {name: Shard.from_json(one) for name, one in _shards(self.tree(rank))}
+            except (LookupError, TypeError, ValueError) as error:
+                raise DamagedCheckpoint(f"{files_of(rank)[0]} cannot be read: {error!r}") from error
+            for name, shard in own.items():
+                found.setdefault(name, []).append((rank, shard))
+        return found
+
+    def pieces(self, rank: int, name: str, box: Box, shard: Shard | None) -> list[Piece]:
+        """What to read for a box of a rank's tensor.
+
+        Args:
+            box: Of the whole tensor.
+            shard: The rank's shard when it was saved; None: it had the whole tensor.
+        Raises:
+            DamagedCheckpoint: If the ranks' files do not cover the whole box.
+        """
+        if not box.numel:
+            return []
+        file, entry = self.find(rank, name)
+        own = Box.whole(entry.shape) if shard is None else shard.box
+        if box == own or own.common(box) == box:
+            return [Piece(file, entry, own, box)]
+        pieces = list(self._overlaps(name, box, shard))
+        found = sum(piece.common.numel for piece in pieces)
+        if found != box.numel:
+            raise DamagedCheckpoint(
+                f"{name}: expected {box.numel} elements in the files of all ranks together, found"
+                f" {found}"
+            )
+        return pieces
+
+    def _overlaps(self, name: str, box: Box, shard: Shard | None) -> Iterator[Piece]:
+        seen: set[Box] = set()  # read only one of several replicas
+        for rank, other in self.shards.get(name, []):
+            common = other.box.common(box)
+            if shard is None or other.of != shard.of or common is None or common in seen:
+                continue
+            seen.add(common)
+            file, entry = self.find(rank, name)
+            if entry.shape != other.box.shape:
+                raise DamagedCheckpoint(
+                    f"{file.name}: the tensor {name} has shape {list(entry.shape)}, but the state"
+                    f" of its rank says {list(other.box.shape)}"
+                )
+            yield Piece(file, entry, other.box, common)
+
+    def read(self, destinations: Iterable[Destination]) -> None:
+        """Read tensors; the first call verifies all open files, even without destinations.
+
+        Raises:
+            DamagedCheckpoint: If that failed; the content of the memory is then undefined.
+        """
+        targets: dict[TensorsFile, list[Target]] = {one: [] for one in self._tensors.values()}
+        scattered: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for one in destinations:
+            for piece in one.pieces:
+                begin, memory = 0, one.memory
+                if piece.box != one.box:
+                    inside = piece.common.seen_from(piece.box)
+                    first = inside.begin_in(piece.box.shape)
+                    memory = memory[piece.common.seen_from(one.box).slices()]
+                    if first is None or not memory.is_contiguous():
+                        whole = torch.empty(piece.box.shape, dtype=memory.dtype, device="cpu")
+                        scattered.append((memory, whole[inside.slices()]))
+                        memory = whole
+                    else:
+                        begin = first * memory.element_size()
+                targets[piece.file].append(Target(piece.entry.begin + begin, flat(memory)))
+        for file, some in targets.items():
+            if some or not file.is_verified:
+                file.read(some)
+        for memory, content in scattered:
+            memory.copy_(content)
+
+    def close(self) -> None:
+        """Close all open files."""
+        for one in self._tensors.values():
+            one.close()
+
+
+def _shards(tree: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    if isinstance(tree, dict):
+        if "!shard" in tree:
+            yield tree["part"]["!tensor"], tree["!shard"]
+        for one in tree.values():
+            yield from _shards(one)
+    elif isinstance(tree, list):
+        for one in tree:
+            yield from _shards(one)
