@@ -23,7 +23,6 @@ from forge.job.backend import TaskBackend
 from forge.job.ending import Ending
 from forge.job.job import Job
 from forge.job.requeue import Decision
-from forge.job.stage import Stage
 from forge.job.task import Task
 from forge.job.wrapper import patience_s
 from forge.jobdir import node_fault
@@ -59,7 +58,7 @@ class WrappedJob(TaskBackend):
         super().__init__(job)
         assert plan.slurm is not None, "planned for one machine"
         self._plan, self._slurm, self._script = plan, plan.slurm, script
-        self._stage = Stage(job.directory, plan, Task.of(plan))
+        self._task = Task.of(job.directory, plan)
         self._allocation = Allocation(job, plan, plan.slurm.kill_wait_s)
         self._step = RunningStep(job, plan.slurm)
         sweep = script.parents[2]  # <sweep dir>/.forge/slurm/<script>
@@ -147,16 +146,16 @@ class WrappedJob(TaskBackend):
         self._requeueing.avoid_sick_nodes()
         self._exclusions.left.clear()
 
-    def start(self, stage: Stage, output: int) -> None:
+    def start(self, task: Task, environment: dict[str, str], output: int) -> None:
         """Start the step."""
-        self._stage = stage
+        self._task = task
         self._is_new_allocation = False
         self._allocation.begin_attempt()
-        environment = stage.environment | self._allocation.end_time(stage.environment)
+        environment = environment | self._allocation.end_time(environment)
         number = self._step.number + 1
         self.job.set_backend(step=number, is_ending=None, **self._exclusions.to_json())
         self.job.write(State.running, self.job.state.because)
-        self._step.start(stage, environment, output)
+        self._step.start(task, environment, output)
 
     def has_ended(self) -> bool:
         """Whether srun has ended."""
@@ -173,8 +172,7 @@ class WrappedJob(TaskBackend):
         if is_now:
             self._step.end()
         else:
-            name = self._plan.signal if self._stage.task.exec is not None else "TERM"
-            self._step.received.append(signal.Signals[f"SIG{name}"])
+            self._step.received.append(self._task.stop_signal(signal.SIGTERM))
 
     def receive(self, number: int) -> None:
         """Keep a signal to the batch script for the tasks, unless it is Slurm's."""
@@ -211,15 +209,15 @@ class WrappedJob(TaskBackend):
             step.end()  # srun is gone, but tasks can be running
             step.look()
         self._has_begun = any(step.reports) or allocation.is_by_hand
-        ends = step.ends(self._stage, has_begun=self._has_begun)
-        ending = self._explain(self.first_end(self._stage, ends))
+        ends = step.ends(self._task, has_begun=self._has_begun)
+        ending = self._explain(self.first_end(self._task, ends))
         self._exclusions.note(self._sick_nodes(ending))
         return ending
 
     def _explain(self, found: Ending) -> Ending:
         """The end of the rank, with the controller's reason, if Slurm has ended the job."""
         # Slurm signals us and a command, which can exit with 0 before we see the signal.
-        if found.is_finished and (found.is_certain or not found.is_command):
+        if found.has_finished_anyway:
             reason = None
         else:
             self._allocation.ask()
@@ -246,19 +244,12 @@ class WrappedJob(TaskBackend):
         if why in IMPOSED:
             return IMPOSED[why]
         number = signal.Signals[f"SIG{self._plan.signal}"]
-        signalled = 128 + number
-        # A task that was importing, or about to exit, when the time limit's signal came.
-        is_stopped = found.is_held or code in (
-            *(ExitCode.REQUEUE, ExitCode.FORCED, signalled, -number),
-        )
-        if found.is_command:
-            is_stopped = found.is_imposed
-        if is_stopped and self._allocation.is_limit_near():
+        if found.can_be_by(number) and self._allocation.is_limit_near():
             return Reason.time_limit
         was_told = self._allocation.is_by_hand and code < 0
         if was_told:
             self.job.say("a task was killed by a signal sent by hand, before it could save")
-        is_told = code in (ExitCode.TERMINATED, signalled, 128 + signal.SIGHUP)
+        is_told = code in (ExitCode.TERMINATED, 128 + number, 128 + signal.SIGHUP)
         if was_told or (is_told and not found.is_command):
             return Reason.signalled
         return found.reason if found.is_imposed else None
