@@ -1,7 +1,7 @@
 """The machine or the scheduler that runs a job, as far as the job depends on it.
 
     forge/job/local.py              tasks of this machine
-    forge/slurm/wrapped_job.py      a step of a Slurm job, below forge's own batch script
+    forge/slurm/wrapper.py          a step of a Slurm job, below forge's own batch script
     forge/slurm/batch_job.py        a batch script of the user's own: no process above the training
     forge/submitit/backends.py      plain submitit: the same
 

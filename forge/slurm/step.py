@@ -55,8 +55,15 @@ done
 
 
 def command(directory: Path, start: list[str]) -> list[str]:
-    """The command for srun; `start` is the command that runs this module's `main`."""
+    """The command for srun; `start` is what the launcher has put into the plan (`start` below)."""
     return ["/bin/sh", "-c", _SHELL, "forge-step", str(forge_dir(directory) / EARLY), *start]
+
+
+def start(python: list[str], root: str, directory: Path) -> list[str]:
+    """The command that runs `main`, for the plan of a job; `root`: where `python` finds forge."""
+    code = f"import sys; sys.path.append({root!r}); from pathlib import Path;"
+    code += " from forge.slurm.step import main; sys.exit(main(Path(sys.argv[1])))"
+    return [*python, "-c", code, str(directory)]
 
 
 @exit_on_error()
