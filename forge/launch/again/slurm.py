@@ -10,7 +10,6 @@ from typing import Any
 
 from forge import messages
 from forge.errors import ConfigError, SlurmRefused
-from forge.filesystem.files import write_atomically
 from forge.jobdir import cancel_request, jsonl, plan
 from forge.jobdir.job_files import PLAN, STATE, forge_dir, job_ledger
 from forge.jobdir.plan import JobPlan
@@ -65,15 +64,11 @@ def run(
                 cancel_request.clear(job.directory)
                 jsonl.append(job_ledger(job.directory), "resumed", changes=changes)
             write_unpacked(call.bundle, [job.directory for job, _, _ in members])
-            call.folder.mkdir(parents=True, exist_ok=True)
-            script = call.bundle.with_suffix(".sh")
-            write_atomically(script, call.script)
-            composed = [one.composed for _, one, _ in members]
-            submitted.note_request(script, [job.number for job, _, _ in members], composed)
+            numbers = [job.number for job, _, _ in members]
             try:
-                submitted.note_answer(script, client.submit(script))
+                call.submit(submitted, numbers, [one.composed for _, one, _ in members])
             except SlurmRefused as error:
-                problem = f"sbatch did not accept the batch script {script}:\n{error}"
+                problem = f"sbatch did not accept the batch script {call.path}:\n{error}"
                 raise ConfigError([problem], "The submission") from error
             for job, _, _ in members:
                 messages.say(f"job {job.number}: submitted as {submitted.ids[job.number]}")

@@ -22,7 +22,6 @@ from forge import messages
 from forge.errors import ConfigError, Exit, ExitCode, SlurmRefused
 from forge.jobdir import cancel_request, job_dir, job_state
 from forge.jobdir import code as job_code
-from forge.jobdir.job_files import write_atomically
 from forge.jobdir.job_state import State
 from forge.jobdir.plan import JobPlan, SlurmPlan
 from forge.launch import opening, payload, planning, snapshot
@@ -238,17 +237,13 @@ def _submit(
             cancel_request.clear(job.composed.directory)
             if job.is_stale:
                 start_over(job.composed)
-        call.folder.mkdir(parents=True, exist_ok=True)
-        script = call.bundle.with_suffix(".sh")
-        write_atomically(script, call.script)
         numbers = [job.composed.place.number for job in members]
-        submitted.note_request(script, numbers, [job.composed.composed for job in members])
         try:
-            submitted.note_answer(script, client.submit(script))
+            call.submit(submitted, numbers, [job.composed.composed for job in members])
         except SlurmRefused as error:
             _find_in_queue(submitted)
-            if submitted.is_lost(script):
-                raise _not_submitted(error, script, _arrays(jobs), command) from error
+            if submitted.is_lost(call.path):
+                raise _not_submitted(error, call.path, _arrays(jobs), command) from error
         for job in members:
             job.slurm_id = submitted.ids[job.composed.place.number]
 

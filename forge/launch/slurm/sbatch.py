@@ -20,10 +20,13 @@ from typing import Any
 import submitit
 
 from forge.compat import of_submitit
+from forge.filesystem.files import write_atomically
 from forge.launch.planning import ROOT, ComposedJob
 from forge.launch.slurm.cluster import Cluster
 from forge.launch.slurm.slurm_options import SlurmOptions
 from forge.messages import escape
+from forge.slurm import client
+from forge.slurm.submitted import Submitted
 
 _OURS = (
     *("_target_", "submitit_folder", "timeout_min", "signal_delay_s", "max_num_timeout"),
@@ -68,6 +71,26 @@ class Batch:
 
     def __post_init__(self) -> None:
         self.script = _script(self)
+
+    @property
+    def path(self) -> Path:
+        """The file of the batch script."""
+        return self.bundle.with_suffix(".sh")
+
+    def submit(self, submitted: Submitted, numbers: list[int], composed: list[str]) -> None:
+        """Write the batch script, and call sbatch; recorded before and after.
+
+        Args:
+            submitted: The record of the sweep's submissions.
+            numbers: Hydra's number of each job.
+            composed: The fingerprint of each job's config.
+        Raises:
+            SlurmRefused: If sbatch does not accept the script, or does not answer.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.path, self.script)
+        submitted.note_request(self.path, numbers, composed)
+        submitted.note_answer(self.path, client.submit(self.path))
 
 
 class _Executor(submitit.SlurmExecutor):
@@ -179,7 +202,7 @@ def show(calls: list[Batch], jobs: list[ComposedJob], cluster: Cluster) -> None:
     lines = []
     for call in calls:
         count = len(call.members)
-        lines.append(f"# {call.bundle.with_suffix('.sh')}: {count} job{'s' * (count > 1)}")
+        lines.append(f"# {call.path}: {count} job{'s' * (count > 1)}")
         lines += [call.script, _timeline(call, jobs[call.members[0]], cluster), ""]
         for index, number in enumerate(call.members):
             job = jobs[number]
