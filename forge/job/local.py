@@ -97,19 +97,18 @@ class LocalBackend(TaskBackend):
             own = {RANK: str(rank), **place.variables()} if size > 1 else {}
             own |= task.rank_variables(size, environment)
             log = output_of(self.job.directory, rank) if rank else output
-            self._ranks.append(self._fork(environment | own, log))
+            self._ranks.append(self._fork(rank, environment | own, log))
             if rank:
                 os.close(log)
 
-    def _fork(self, environment: dict[str, str], output: int) -> int:
+    def _fork(self, rank: int, environment: dict[str, str], output: int) -> int:
         parent = os.getpid()
         pid = processes.fork()
         if pid:
             return pid
         code = 1
         try:
-            rank = int(environment.get(RANK) or 0)
-            task = Task.in_environment(self.job.directory, self._plan, environment, rank)
+            task = self._task.of_rank(rank)
             code = task.supervisor(rank, environment, output, parent).run()
         except BaseException as error:  # noqa: BLE001 - the process ends here in any case
             self.job.say(f"the supervisor failed: {error!r}")

@@ -97,12 +97,15 @@ class Task:
     def in_environment(
         cls, directory: Path, plan: JobPlan, environment: Mapping[str, str], rank: int
     ) -> Task:
-        """The task of a rank, in the process of its supervisor."""
-        rule = environment.get(RECOVERS)
-        if rule is None:
+        """The task of a rank, in a process that the wrapper has started with `variables`."""
+        if RECOVERS not in environment:
             return cls.of(directory, plan)
-        words = ["true"] if rank else plan.requeue.rules[int(rule)].recover
-        return cls(directory, plan, words, ExecPlan())
+        rule, code, attempt = (int(environment[one]) for one in (RECOVERS, RETURN_CODE, ATTEMPT))
+        return cls.recovery(directory, plan, {"rule": rule, "code": code}, attempt).of_rank(rank)
+
+    def of_rank(self, rank: int) -> Task:
+        """The task of one of the ranks: only rank 0 runs a recovery command."""
+        return replace(self, words=["true"]) if rank and self.kind == "recovery" else self
 
     @property
     def is_main(self) -> bool:
