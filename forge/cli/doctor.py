@@ -154,7 +154,7 @@ def _of_all(
 
 def _print(found: Iterable[Row], *, is_verbose: bool, is_shown: bool = True) -> int:
     """Print the report; returns the exit code."""
-    rows = sorted(_merged(found), key=lambda row: _ORDER.index(row.verdict))
+    rows = sorted(merged(found), key=lambda row: _ORDER.index(row.verdict))
     is_failed = any(row.verdict == FAILS for row in rows)
     if is_shown:
         width = shutil.get_terminal_size((_WIDTH, 0)).columns
@@ -212,7 +212,7 @@ def _print_cluster(directory: Path) -> None:
     sys.stdout.flush()
 
 
-def _merged(rows: Iterable[Row]) -> list[Row]:
+def merged(rows: Iterable[Row]) -> list[Row]:
     """Rows without a remedy become one row for all nodes, or ranks, with the same verdict."""
     groups: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:

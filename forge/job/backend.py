@@ -1,7 +1,7 @@
 """The machine or the scheduler that runs a job, as far as the job depends on it.
 
     forge/job/local.py              tasks of this machine
-    forge/slurm/wrapped_job.py      a step of a Slurm job, below forge's own batch script
+    forge/slurm/wrapper.py          a step of a Slurm job, below forge's own batch script
     forge/slurm/batch_job.py        a batch script of the user's own: no process above the training
     forge/submitit/backends.py      plain submitit: the same
 
@@ -20,8 +20,8 @@ from copy import deepcopy
 from forge.errors import Reason
 from forge.job.ending import Ending
 from forge.job.job import Job
-from forge.job.requeue import Decision
-from forge.job.stage import Ended, Stage
+from forge.job.requeue import Decision, decide_restart, spread
+from forge.job.task import Ended, Task
 from forge.jobdir.job_files import OUTPUT, suffix
 from forge.process import processes
 
@@ -53,13 +53,22 @@ class Backend:
         """Whether the job starts again: the limits allow it, and the backend can do it."""
         job = self.job
         before = deepcopy(job.counts)
-        is_cut_short = job.state.has_steps and self.is_cut_short()
-        decision = job.decide(ending, is_cut_short=is_cut_short)
+        decision = decide_restart(
+            ending,
+            job.counts,
+            job.limits,
+            job.trainings.saved_step(),
+            has_run=job.trainings.count_progress(),
+            is_cut_short=job.state.has_steps and self.is_cut_short(),
+            took_s=job.took_s,
+        )
         refusal = self.refusal(ending) if decision.starts_again else ""
-        if not refusal:
-            return decision
-        job.set_counts(before)
-        return Decision(starts_again=False, because=f"{decision.because}; {refusal}")
+        if refusal:
+            job.set_counts(before)
+            return Decision(starts_again=False, because=f"{decision.because}; {refusal}")
+        has_saved = job.counts.no_progress + job.counts.early_evictions == 0
+        job.counts.unsaved_s = 0.0 if has_saved else job.took_s
+        return spread(decision, str(job.directory), job.counts.restarts)
 
 
 class TaskBackend(Backend, ABC):
@@ -104,8 +113,8 @@ class TaskBackend(Backend, ABC):
         """Called before each attempt; can end this process, if the job starts elsewhere."""
 
     @abstractmethod
-    def start(self, stage: Stage, output: int) -> None:
-        """Start the tasks of a stage; rank 0 writes into the descriptor `output`."""
+    def start(self, task: Task, environment: dict[str, str], output: int) -> None:
+        """Start a task on all ranks; rank 0 writes into the descriptor `output`."""
 
     @abstractmethod
     def has_ended(self) -> bool:
@@ -123,9 +132,9 @@ class TaskBackend(Backend, ABC):
             Seconds until the next call, at most.
         """
 
-    def first_end(self, stage: Stage, ends: Sequence[Ended]) -> Ending:
+    def first_end(self, task: Task, ends: Sequence[Ended]) -> Ending:
         """The end of the rank that failed first; names the rank in the job's output."""
-        ending = stage.first_end(ends)
+        ending = task.first_end(ends)
         if ending.rank:  # the output of rank 0 does not show the cause
             what = f"rank {ending.rank} of {len(ends)}: {ending.text}"
             self.job.say(f"{what}; its output is in {OUTPUT}{suffix(ending.rank)}")
@@ -133,7 +142,7 @@ class TaskBackend(Backend, ABC):
 
     @abstractmethod
     def ending(self) -> Ending:
-        """How and why the stage has ended, once all of its processes have."""
+        """How and why the task has ended, once all of its processes have."""
 
     def restart_elsewhere(self, ending: Ending, decision: Decision) -> int | None:
         """Start the job again elsewhere: the exit code of this process; None to start it here."""

@@ -14,15 +14,10 @@ import signal
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from forge.config.schema import HangAction
-from forge.job.hang_watch import HangWatch
 from forge.job.supervisor import ORPHANED_S, Supervisor
-from forge.job.task import Task
-from forge.jobdir import rank_report
-from forge.jobdir.job_files import PROGRESS, RANK, forge_dir
-from forge.jobdir.plan import ExecPlan, JobPlan
+from forge.jobdir.plan import ExecPlan
 from forge.process import processes
 
 _BEGINNING_S = 1.0
@@ -125,42 +120,3 @@ class CommandSupervisor(Supervisor):
         is_end = not self._stops or self.plan.is_zero_finished
         is_end = self._is_done() if self.plan.done_file else is_end
         return code if code or is_end else -signal.SIGTERM
-
-
-def supervisor_of(
-    directory: Path,
-    plan: JobPlan,
-    command: list[str],
-    environment: dict[str, str],
-    output: int,
-    parent: int,
-    early: Path | None = None,
-) -> Supervisor:
-    """The supervisor of a rank's task, by the job's plan.
-
-    Args:
-        directory: The job's directory.
-        plan: The job's plan.
-        command: The command that starts the task, if the task is the user's main.
-        environment: The environment of the task; the supervisor adds its own variables to it.
-        output: Descriptor that becomes the task's stdout and stderr.
-        parent: pid of the process that starts the supervisor.
-        early: File with the names of signals that came before the supervisor started, or None.
-    """
-    rank = int(environment.get(RANK) or 0)
-    task = Task.in_environment(plan, environment, rank)
-    environment.pop(PROGRESS, None)  # set by a job around this one
-    shared: tuple[Any, ...] = (
-        *(environment, output, plan.actions, plan.timeout_s),
-        *(rank_report.path_of(directory, rank), parent, plan.cwd, plan.signal, early),
-    )
-    if task.exec is None:
-        supervisor = Supervisor(command, *shared)
-        if plan.hang != HangAction.ignore.name:
-            supervisor.hang_watch = HangWatch(forge_dir(directory), environment)
-            environment.update(supervisor.hang_watch.environ)
-        return supervisor
-    found = CommandSupervisor(task.words, *shared)
-    found.plan, found.directory = task.exec, directory
-    found.is_signalled_by_others = plan.slurm is not None
-    return found

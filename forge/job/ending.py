@@ -124,7 +124,7 @@ class Ending:
             text: The reason for people; empty: that of `reason`.
         """
         is_asked = self.is_command and reason is not Reason.crashed
-        if self.is_finished and (self.is_certain or not is_asked):
+        if self.has_finished_anyway or (self.is_finished and not is_asked):
             return self
         if self.is_held and self.code != ExitCode.FINISHED:
             text = _HELD
@@ -137,6 +137,21 @@ class Ending:
     def is_finished(self) -> bool:
         """Whether the task has finished its work."""
         return self.reason is Reason.finished
+
+    @property
+    def has_finished_anyway(self) -> bool:
+        """Whether it has finished, even if somebody has signalled it meanwhile."""
+        return self.is_finished and (self.is_certain or not self.is_command)
+
+    def can_be_by(self, number: int) -> bool:
+        """Whether the task can have stopped because of a signal: the supervisor of a command knows.
+
+        Main dies of a signal that comes while it is importing, or about to exit.
+        """
+        if self.is_command:
+            return self.is_imposed
+        stops = (ExitCode.REQUEUE, ExitCode.FORCED, 128 + number, -number)
+        return self.is_held or self.code in stops
 
     @property
     def state(self) -> State:

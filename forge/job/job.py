@@ -1,4 +1,4 @@
-"""A job over all of its starts: its state, its ledger, its budgets, and what is decided.
+"""A job over all of its starts: its state, its ledger and its budgets.
 
 Every process that starts a job again has one: the wrapper of forge's launchers and, in a job that
 has no wrapper, the outermost process of forge. Standard library only.
@@ -17,7 +17,6 @@ from typing import Any
 from forge import messages
 from forge.filesystem.files import make_directory
 from forge.job.ending import Ending
-from forge.job.requeue import Decision, decide_restart, spread
 from forge.jobdir import job_state, jsonl, ledger
 from forge.jobdir.job_files import forge_dir, job_ledger
 from forge.jobdir.job_state import Counts, JobState, State
@@ -175,28 +174,7 @@ class Job:
         """Note how long the attempt took."""
         self.took_s = max(time.time() - self.state.began, 0.0)
 
-    # -- decisions -----------------------------------------------------------------------------
-
-    def decide(self, ending: Ending, *, is_cut_short: bool = False) -> Decision:
-        """Whether the limits allow another start; counts it, if so.
-
-        Args:
-            ending: The end of the attempt.
-            is_cut_short: Whether the cluster ended it before it could save anything.
-        """
-        decision = decide_restart(
-            ending,
-            self.counts,
-            self.limits,
-            self.trainings.saved_step(),
-            has_run=self.trainings.count_progress(),
-            is_cut_short=is_cut_short,
-            took_s=self.took_s,
-        )
-        counts = self.counts
-        has_saved = counts.no_progress + counts.early_evictions == 0
-        counts.unsaved_s = 0.0 if has_saved else self.took_s
-        return spread(decision, str(self.directory), counts.restarts)
+    # -- the end -------------------------------------------------------------------------------
 
     def repeat_end(self, before: JobState) -> int:
         """End this start as the one before, in which the job was given up; returns its exit code.

@@ -16,15 +16,13 @@ from pathlib import Path
 from forge.errors import ExitCode, Reason
 from forge.filesystem.files import exit_on_error
 from forge.job.backend import TaskBackend
-from forge.job.command import supervisor_of
 from forge.job.ending import Ending
 from forge.job.job import Job
-from forge.job.stage import Ended, Stage
-from forge.job.task import Task
+from forge.job.task import Ended, Task
 from forge.job.wrapper import Wrapper, job_of, patience_s
 from forge.jobdir import plan as plan_file
 from forge.jobdir import rank_report
-from forge.jobdir.job_files import RANK, RANKS, TOKEN, output_of
+from forge.jobdir.job_files import RANK, TOKEN, output_of
 from forge.jobdir.job_state import State
 from forge.jobdir.plan import JobPlan
 from forge.jobdir.rank_report import RankReport
@@ -53,7 +51,7 @@ class LocalBackend(TaskBackend):
         self._is_continued = is_continued
         # The starter passes its pid: if it is killed early, getppid() returns another process.
         self._parent = os.getppid() if parent is None else parent
-        self._stage = Stage(job.directory, plan, Task.of(plan))
+        self._task = Task.of(job.directory, plan)
         self._ranks: list[int] = []
         """pid of each rank's supervisor."""
         self._statuses: dict[int, int] = {}
@@ -78,43 +76,40 @@ class LocalBackend(TaskBackend):
         """Whether every rank of the last attempt has finished."""
         reports = rank_report.read_all(self.job.directory, self._plan.tasks)
         return all(
-            report is not None and self._stage.end_of(report, rank)[1].is_finished
+            report is not None and self._task.end_of(report, rank)[1].is_finished
             for rank, report in enumerate(reports)
         )
 
     # -- an attempt ----------------------------------------------------------------------------
 
-    def start(self, stage: Stage, output: int) -> None:
+    def start(self, task: Task, environment: dict[str, str], output: int) -> None:
         """Fork the supervisor of each rank, which starts its task."""
-        plan, environment = self._plan, stage.environment
+        plan, self._task = self._plan, task
         environment = environment | time_limit.env_for_child(plan.time_limit_s, plan, environment)
-        self._stage = stage
         self._ranks, self._statuses, self._ended = [], {}, {}
         limit_s = math.inf if plan.time_limit_s is None else plan.time_limit_s
         self._limit, self._exit_by = time.monotonic() + limit_s, math.inf
         self._is_limit_near = False
         size = plan.tasks
         port = world.free_port() if size > 1 else 0
-        is_one_of_many = int(environment.get("SLURM_STEP_NUM_TASKS") or 1) > 1
         for rank in range(size):
             place = RankInfo(rank, size, rank, size, "127.0.0.1", port)
             own = {RANK: str(rank), **place.variables()} if size > 1 else {}
-            if plan.exec is None or size > 1 or is_one_of_many:
-                own[RANKS] = str(size)  # without it, a command can be srun, with tasks of its own
+            own |= task.rank_variables(size, environment)
             log = output_of(self.job.directory, rank) if rank else output
-            self._ranks.append(self._fork(environment | own, log))
+            self._ranks.append(self._fork(rank, environment | own, log))
             if rank:
                 os.close(log)
 
-    def _fork(self, environment: dict[str, str], output: int) -> int:
+    def _fork(self, rank: int, environment: dict[str, str], output: int) -> int:
         parent = os.getpid()
         pid = processes.fork()
         if pid:
             return pid
         code = 1
         try:
-            words, directory = self._plan.command, self.job.directory
-            code = supervisor_of(directory, self._plan, words, environment, output, parent).run()
+            task = self._task.of_rank(rank)
+            code = task.supervisor(rank, environment, output, parent).run()
         except BaseException as error:  # noqa: BLE001 - the process ends here in any case
             self.job.say(f"the supervisor failed: {error!r}")
         finally:
@@ -165,7 +160,7 @@ class LocalBackend(TaskBackend):
     def ending(self) -> Ending:
         """The end of the rank that failed first, unless a stop or the time limit explains it."""
         ends = [self._end_of(rank, pid) for rank, pid in enumerate(self._ranks)]
-        ending = self.first_end(self._stage, ends)
+        ending = self.first_end(self._task, ends)
         if ending.is_finished:
             return ending  # it had ended before it was signalled
         if self.stopped_by is not None:
@@ -180,14 +175,13 @@ class LocalBackend(TaskBackend):
         """The end of a rank; without a report, from its supervisor's wait status."""
         report = rank_report.read(self.job.directory, rank)
         if report is not None:
-            return self._stage.end_of(report, rank)
+            return self._task.end_of(report, rank)
         code, at = os.waitstatus_to_exitcode(self._statuses[supervisor]), self._ended[supervisor]
         if code >= 0:
             report = RankReport(code=code if code < 128 else 128 - code, time=at)
-            return self._stage.end_of(report, rank)
-        is_command = self._stage.task.exec is not None
+            return self._task.end_of(report, rank)
         text = "its supervisor was killed"
-        return at, Ending.of(-signal.SIGKILL, text=text, is_command=is_command)
+        return at, self._task.end_without_report(-signal.SIGKILL, text)
 
     # -- signals -------------------------------------------------------------------------------
 
@@ -222,9 +216,8 @@ class LocalBackend(TaskBackend):
 
     def _send_all(self, number: int) -> None:
         """Signal every process of the job, as Slurm does; a command only by its supervisor."""
-        if self._stage.task.exec is not None:
-            stops = number in (signal.SIGINT, signal.SIGTERM)
-            number = signal.Signals[f"SIG{self._plan.signal}"] if stops else number
+        if not self._task.is_main:
+            number = self._task.stop_signal(number)
             for pid in set(self._ranks) - self._statuses.keys():
                 processes.send(pid, number)
             return

@@ -36,7 +36,6 @@ from forge.job.ending import Ending
 from forge.job.hangs import Hangs
 from forge.job.job import Job, Trainings, print_line
 from forge.job.requeue import Decision
-from forge.job.stage import Stage
 from forge.job.supervisor import MARGIN_S, ORPHANED_S
 from forge.job.task import Task
 from forge.jobdir import cancel_request, code, ledger, node_fault, rank_report
@@ -82,7 +81,8 @@ def job_of(
     os.environ.pop(RANK, None)  # set by a job around this one
     trainings = Trainings([directory], plan.checkpoint_dir)
     named: dict[str, Any] = {**names}
-    state = JobState(state=State.queued, has_steps=plan.exec is None, **named)
+    has_steps = Task.of(directory, plan).is_main
+    state = JobState(state=State.queued, has_steps=has_steps, **named)
     return Job(directory, plan.requeue, trainings, state, say)
 
 
@@ -237,19 +237,20 @@ class Wrapper:
         self._backend.prepare()
         if problem := claimed.problem(self._job.directory):
             raise Untrusted(problem)
-        job, plan = self._job, self._plan
+        job, place = self._job, (self._job.directory, self._plan)
         job.begin_attempt()
         ending = None
         if job.counts.recovery is not None:
-            ending = self._stage(Task.recovery(plan, job.counts.recovery, job.attempt - 1))
+            ending = self._stage(Task.recovery(*place, job.counts.recovery, job.attempt - 1))
             if not ending.is_finished:
                 ending = replace(ending, text=f"the rule's recovery command: {ending.text}")
             else:
                 job.set_counts(replace(job.counts, recovery=None))
                 ending = None
-        ending = ending or self._stage(Task.of(plan))
+        task = Task.of(*place)
+        ending = ending or self._stage(task)
         job.end_attempt()
-        if plan.exec is not None:
+        if not task.is_main:  # main says more itself
             how = "" if ending.is_finished else f": {ending.text}"
             job.say(f"attempt {job.attempt} {ending.ended_as}{how}")
         return ending
@@ -268,16 +269,14 @@ class Wrapper:
         os.dup2(output, 2)
         sizes = self._output_sizes()
         job.record_start(task.kind, sizes)
-        if self._plan.exec is not None and task.kind == "attempt":
+        if not (task.is_main or task.kind == "recovery"):
             self._mark_start(sizes)
         self._job.write(State.running, job.state.because)
-        last_run = ledger.last_attempt(job.directory)
-        environment = self._environment(task)
-        stage = Stage(job.directory, self._plan, task, environment, last_run)
-        self._backend.start(stage, output)
+        task = replace(task, last_run=ledger.last_attempt(job.directory))
+        self._backend.start(task, self._environment(task), output)
         os.close(output)
         # Only now, so that the task does not wait; a later edit is not in the task's process.
-        changed = code.changed_files(self._plan.code) if task.exec is None else []
+        changed = code.changed_files(self._plan.code) if task.is_main else []
         self._wait()
         processes.kill_descendants()  # orphans of a supervisor that was killed
         self._end_strays()

@@ -294,7 +294,7 @@ def hydra_quoted(value: str, mark: str = "") -> str:
     return f"{mark}{value}{mark}"
 
 
-_QUOTING = r"""quoted=$(printf %s "$here" | sed -e "s/\\(\\\\*\\)'/\\1\\1\\\\'/g" \
+QUOTING = r"""quoted=$(printf %s "$here" | sed -e "s/\\(\\\\*\\)'/\\1\\1\\\\'/g" \
   -e "s/\\(\\\\*\\)\$/\\1\\1/" -e "s/\\(\\\\*\\)\${/\\1\\1\\\\\${/g")"""
 """`hydra_quoted` as a shell command."""
 
@@ -312,7 +312,7 @@ def write_resume_script(job_dir: Path, command: str) -> None:
         placed = shell_word(f"{key}={hydra_quoted(str(job_dir))}")
         command = command.replace(placed, f"\"{key}='$quoted'\"")
     if "$quoted" in command:
-        check = _QUOTING
+        check = QUOTING
     else:
         there = shlex.quote(os.path.realpath(job_dir))
         check = f"""there={there}

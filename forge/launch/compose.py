@@ -85,7 +85,7 @@ def compose(
             hints.composition_succeeded()
             _set_number(cfg, number)
             place = place or JobPlace(number, str(cfg.hydra.sweep.subdir), tuple(sorted(overrides)))
-            plain = _plain(cfg)
+            plain = plain_of(cfg)
             text = repr(plain)
             composed = hashlib.sha256(text.encode()).hexdigest()
             directory = sweep.path / place.subdir
@@ -169,7 +169,7 @@ def _shared_checkpoints(
             )
 
 
-def _plain(cfg: DictConfig) -> dict[str, Any]:
+def plain_of(cfg: DictConfig) -> dict[str, Any]:
     """The user's part of a config as plain values, with unresolved interpolations."""
     found: dict[str, Any] = {}
     for key in cfg:

@@ -1,4 +1,8 @@
-"""The interface to Hydra: the base class of both launchers, and the arguments of a batch."""
+"""The interface to Hydra: the base class of both launchers, and the arguments of a batch.
+
+`hydra_plugins/forge_launcher/` has the two classes that Hydra finds; each passes a `Request` on to
+`launch/local/launcher.py` or `launch/slurm/launcher.py`.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,6 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 from forge import messages
-from forge.launch import sweepers
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ class HydraLauncher(Launcher):
     ) -> Sequence[JobReturn]:
         """Run one batch of jobs to its end."""
         if not self._taken:
-            sweepers.check(self._config.hydra.sweeper)
+            check_sweeper(self._config.hydra.sweeper)
         return self.run(
             Request(
                 self._options,
@@ -90,3 +93,25 @@ class HydraLauncher(Launcher):
     @abstractmethod
     def run(self, request: Request) -> list[JobReturn]:
         """Run one batch of jobs to its end."""
+
+
+def check_sweeper(sweeper: Any) -> None:
+    """Warn of options of Hydra's Optuna sweeper with which a killed sweep cannot be resumed.
+
+    Args:
+        sweeper: The config `hydra.sweeper`.
+    """
+    if "hydra_optuna_sweeper" not in str(sweeper.get("_target_")):
+        return
+    sampler, storage = sweeper.get("sampler") or {}, sweeper.get("storage")
+    if "seed" in sampler and sampler["seed"] is None:
+        messages.warn(
+            "`hydra.sweeper.sampler.seed=null`: if this launcher is killed, the same command draws"
+            " other parameters, and trains with those. Set a seed"
+        )
+    if isinstance(storage, str):
+        messages.warn(
+            f"`hydra.sweeper.storage={storage}`: if this launcher is killed, the same command adds"
+            " the trials a second time, and some stay RUNNING. Set `hydra.sweeper.storage` to"
+            f" {{_target_: forge.integrations.optuna.Storage, url: {storage}}}"
+        )

@@ -1,11 +1,15 @@
-"""The start of a launcher: logging, the sweep's directory, and the message if that fails."""
+"""The start of a launcher, and what ends it: an error, Ctrl+C, and signals while jobs run."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import signal
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 from hydra.core.utils import configure_log, setup_globals
 from omegaconf import DictConfig
@@ -48,6 +52,23 @@ def sweep_dir(directory: Path, request: Request) -> SweepDir:
     except ValueError as error:
         raise _unusable(directory, error) from error
     return SweepDir(directory, request.taken)
+
+
+@contextmanager
+def handled(handler: Callable[[int, FrameType | None], None], *more: int) -> Iterator[None]:
+    """While jobs run: handle SIGINT, SIGTERM, SIGHUP and `more`, if this is the main thread."""
+    before: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # exit codes would be lost
+            before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for stopping in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *more):
+            if signal.getsignal(stopping) is not signal.SIG_IGN:  # nohup
+                before[stopping] = signal.signal(stopping, handler)
+    try:
+        yield
+    finally:
+        for number, former in before.items():
+            signal.signal(number, former)
 
 
 def _unusable(directory: Path, error: Exception) -> ConfigError:

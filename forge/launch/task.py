@@ -70,7 +70,7 @@ def _run(directory: Path) -> int:
     if plan.main is not None:
         payload.import_main(plan.main)
     function, context, config = payload.load(read_trusted(forge_dir(directory) / TASK))
-    _drop_removed_keys(config)
+    drop_removed_keys(config)
     _set_directory(config, directory)
     if suffix():
         _leave_files_to_rank_0(config)
@@ -97,7 +97,7 @@ def _run(directory: Path) -> int:
     return 1 if is_failed else int(ExitCode.FINISHED)
 
 
-def _drop_removed_keys(config: Any) -> None:
+def drop_removed_keys(config: Any) -> None:
     """Ignore policy keys of an earlier forge version that submitted this job."""
     from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 

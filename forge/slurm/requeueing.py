@@ -16,11 +16,12 @@ from pathlib import Path
 
 from forge.errors import ExitCode, NotRequeueable, Reason, SlurmError, SlurmRefused
 from forge.job.ending import Ending
-from forge.job.job import Job
-from forge.job.requeue import Decision
-from forge.jobdir.job_files import forge_dir
-from forge.jobdir.job_state import JobState, State
-from forge.slurm import client, successor
+from forge.job.job import Job, print_line
+from forge.job.requeue import Decision, decide_restart, spread
+from forge.jobdir.job_files import forge_dir, read_json, write_json
+from forge.jobdir.job_state import Counts, JobState, State
+from forge.jobdir.plan import JobPlan
+from forge.slurm import client
 from forge.slurm.allocation import ASK_S, Allocation
 from forge.slurm.exclusions import Choice, Exclusions
 from forge.slurm.job_info import Why
@@ -28,6 +29,8 @@ from forge.slurm.job_info import Why
 _GRACE_S = 3600.0
 """Longer than any grace time of a preemption."""
 _TICK_S = 1.0
+_NOTE = "successor.json"
+"""`<job dir>/.forge/successor.json`."""
 
 
 class Requeueing:
@@ -163,7 +166,7 @@ class Requeueing:
     def finish_resubmission(self, before: JobState) -> None:
         """End this process if an earlier wrapper was killed while it resubmitted the job."""
         name, restarts = self._allocation.name, self._allocation.restarts
-        if successor.is_noted(forge_dir(self._job.directory), name, restarts):
+        if _is_noted(forge_dir(self._job.directory), name, restarts):
             refusal = "forge's wrapper process was killed while it resubmitted the job"
             ended = Ending(Reason.preempted, int(ExitCode.REQUEUE), before.because)
             sys.exit(self._resubmit(ended, 0.0, refusal, Choice()))
@@ -175,7 +178,7 @@ class Requeueing:
         if choice.names:
             options.append(f"--exclude={','.join(choice.names)}")
         try:
-            new = successor.submit(forge_dir(job.directory), self._script, name, restarts, options)
+            new = _submit_again(forge_dir(job.directory), self._script, name, restarts, options)
         except (SlurmRefused, OSError) as error:
             return self._leave_note(ending, f"{refusal}; {error}")
         self._exclusions.take(choice)
@@ -201,3 +204,62 @@ class Requeueing:
         code = ending.exit_code
         self._job.write(State.stopped, because, code=code, reason=Reason.unanswered)
         return code
+
+
+def _is_noted(folder: Path, job: str, restarts: int) -> bool:
+    """Whether there is a note for this start of the job."""
+    return (read_json(folder / _NOTE) or {}).get("of") == [job, restarts]
+
+
+def _submit_again(folder: Path, script: Path, job: str, restarts: int, options: list[str]) -> str:
+    """Submit a job's batch script again, for this job alone; returns the new number.
+
+    Only once, even if a process is killed then: a note is written before sbatch is called. If the
+    note has no job number, the next process first looks for another job with this batch script.
+
+    Args:
+        folder: The directory of the note.
+        script: The batch script.
+        job: The job's number, `<array>_<task>` in an array.
+        restarts: SLURM_RESTART_COUNT of the start that gets a successor.
+        options: More options for sbatch.
+    Raises:
+        SlurmRefused: If sbatch refuses, with Slurm's message.
+        OSError: If the note cannot be written.
+    """
+    path = folder / _NOTE
+    found = None
+    if _is_noted(folder, job, restarts):
+        noted = (read_json(path) or {})["job"]
+        found = noted or client.resubmitted(job, str(script), client.queue())
+    else:
+        write_json(path, {"of": [job, restarts], "job": None}, is_synced=True)
+    if found is None:
+        task = job.partition("_")[2]
+        number = client.submit(script, *options, *([f"--array={task}"] if task else []))
+        found = f"{number}_{task}" if task else number
+    write_json(path, {"of": [job, restarts], "job": found})
+    return str(found)
+
+
+def wait_for_room(plan: JobPlan, error: OSError) -> int:
+    """The disk is full at the first start of a job: requeue it for later, within its limits.
+
+    Returns:
+        The exit code of this process.
+    """
+    name = client.own_job(os.environ)
+    # All restarts so far had this cause: once unpacked, a job has a state of its own.
+    counts = Counts(failures=int(os.environ.get("SLURM_RESTART_COUNT") or 0))
+    ending = Ending.of(ExitCode.DISK_FULL)
+    decision = decide_restart(ending, counts, plan.requeue, -1, has_run=False)
+    decision = spread(decision, name, counts.failures)
+    text = f"{decision.because} ({error})"
+    try:
+        if decision.starts_again:
+            client.requeue(name, 6 * ASK_S)
+            client.delay(name, decision.pause_s, ASK_S)
+    except SlurmError as refusal:
+        text += f"; could not be requeued: {refusal}"
+    print_line(text)
+    return int(ExitCode.DISK_FULL)

@@ -1,4 +1,4 @@
-"""The step of a Slurm job that runs the tasks of one stage: srun, signals, and the ranks' ends.
+"""The step of a Slurm job that runs a task on all ranks: srun, signals, and the ranks' ends.
 
 Standard library only.
 """
@@ -12,10 +12,10 @@ import subprocess
 import time
 from collections.abc import Sequence
 
-from forge.errors import ExitCode, NoAnswer, Reason
-from forge.job.ending import Ending, signal_name
+from forge.errors import ExitCode, NoAnswer
+from forge.job.ending import signal_name
 from forge.job.job import Job
-from forge.job.stage import Ended, Stage
+from forge.job.task import Ended, Task
 from forge.jobdir import rank_report
 from forge.jobdir.job_files import OUTPUT, forge_dir
 from forge.jobdir.plan import SlurmPlan
@@ -49,16 +49,16 @@ class RunningStep:
         """Count on from the last step of a wrapper that was killed."""
         self.number = number
 
-    def start(self, stage: Stage, environment: dict[str, str], output: int) -> None:
+    def start(self, task: Task, environment: dict[str, str], output: int) -> None:
         """Start the next step."""
-        for path in forge_dir(stage.directory).glob(f"{step.EARLY}*"):
+        for path in forge_dir(task.directory).glob(f"{step.EARLY}*"):
             path.unlink()
         self.received.clear()
         self.reports = [None] * self._plan.ranks
         self.number += 1
         self._status, self._exit_by, self._is_killed = None, math.inf, False
-        log = str(stage.directory / OUTPUT)
-        command = step.command(stage.directory, self._plan.start)
+        log = str(task.directory / OUTPUT)
+        command = step.command(task.directory, self._plan.start)
         # srun gets a session of its own, since `scancel --full` signals our process group, and
         # srun kills the tasks on SIGTERM. `processes.reap` collects every child, Popen need not.
         self._popen = subprocess.Popen(
@@ -130,25 +130,22 @@ class RunningStep:
 
     # -- how it ended --------------------------------------------------------------------------
 
-    def ends(self, stage: Stage, *, has_begun: bool) -> list[Ended]:
+    def ends(self, task: Task, *, has_begun: bool) -> list[Ended]:
         """The end of each rank; for a rank without a report, from srun's wait status.
 
         `has_begun`: whether any task has begun.
         """
-        without = self._without_report(stage, has_begun=has_begun)
+        without = self._without_report(task, has_begun=has_begun)
         reports = enumerate(self.reports)
-        return [without if one is None else stage.end_of(one, rank) for rank, one in reports]
+        return [without if one is None else task.end_of(one, rank) for rank, one in reports]
 
-    def _without_report(self, stage: Stage, *, has_begun: bool) -> Ended:
+    def _without_report(self, task: Task, *, has_begun: bool) -> Ended:
         assert self._status is not None
-        code, is_command = self._code_by_srun(stage, self._status), stage.task.exec is not None
+        code = self._code_by_srun(task, self._status)
         text = "its supervisor was killed" if code < 0 and not has_begun else ""
-        ending = Ending.of(code, text=text, is_command=is_command)
-        if is_command and (code == ExitCode.REQUEUE or code > 128):
-            ending = ending.imposed(Reason.signalled)
-        return math.inf, ending
+        return math.inf, task.end_without_report(code, text)
 
-    def _code_by_srun(self, stage: Stage, status: int) -> int:
+    def _code_by_srun(self, task: Task, status: int) -> int:
         """The exit code of a rank without a report.
 
         A signal in the first instant of the task, before a handler was set, has the effect that
@@ -156,7 +153,7 @@ class RunningStep:
         """
         code = os.waitstatus_to_exitcode(status)
         if code > 128 and signal_name(code - 128).startswith("SIG"):
-            action = stage.plan.actions.get(signal_name(code - 128).removeprefix("SIG"))
+            action = task.plan.actions.get(signal_name(code - 128).removeprefix("SIG"))
             if action == "requeue":
                 return int(ExitCode.REQUEUE)
             return code if action == "stop" else 128 - code

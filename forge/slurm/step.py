@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from forge.filesystem.files import exit_on_error
-from forge.job.command import supervisor_of
-from forge.jobdir.job_files import RANK, RANKS, forge_dir, output_of, suffix
+from forge.job.task import Task
+from forge.jobdir.job_files import RANK, forge_dir, output_of, suffix
 from forge.jobdir.plan import read
 from forge.process import world
 
@@ -54,8 +55,15 @@ done
 
 
 def command(directory: Path, start: list[str]) -> list[str]:
-    """The command for srun; `start` is the command that runs this module's `main`."""
+    """The command for srun; `start` is what the launcher has put into the plan (`start` below)."""
     return ["/bin/sh", "-c", _SHELL, "forge-step", str(forge_dir(directory) / EARLY), *start]
+
+
+def start(python: list[str], root: str, directory: Path) -> list[str]:
+    """The command that runs `main`, for the plan of a job; `root`: where `python` finds forge."""
+    code = f"import sys; sys.path.append({root!r}); from pathlib import Path;"
+    code += " from forge.slurm.step import main; sys.exit(main(Path(sys.argv[1])))"
+    return [*python, "-c", code, str(directory)]
 
 
 @exit_on_error()
@@ -63,16 +71,17 @@ def main(directory: Path) -> int:
     """The supervisor of this rank; returns the task's exit code, 128 + N for signal N."""
     plan = read(directory)
     assert plan.slurm is not None
-    os.environ[RANK] = os.environ.get("SLURM_PROCID", "0")
-    if plan.exec is None or plan.slurm.ranks > 1:  # a command can itself call srun
-        os.environ[RANKS] = str(plan.slurm.ranks)
+    number = os.environ[RANK] = os.environ.get("SLURM_PROCID", "0")
+    task = Task.in_environment(directory, plan, os.environ, int(number))
+    if task.is_main:  # the interpreter of this process: in a container it is not the launcher's
+        task = replace(task, words=[sys.executable, *task.words[1:]])
+    os.environ.update(task.rank_variables(plan.slurm.ranks, {}))
     if plan.slurm.ranks > 1:  # for programs that read torch's variables, not Slurm's
         os.environ.update(world.of(os.environ).variables())
-    # The interpreter of this process: in a container it is not the launcher's.
-    task = [sys.executable, *plan.command[1:]]
     output = output_of(directory) if suffix() else os.dup(1)
     early = forge_dir(directory) / f"{EARLY}{suffix()}"
-    return supervisor_of(directory, plan, task, dict(os.environ), output, os.getppid(), early).run()
+    environment, parent = dict(os.environ), os.getppid()
+    return task.supervisor(int(number), environment, output, parent, early).run()
 
 
 if __name__ == "__main__":

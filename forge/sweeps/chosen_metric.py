@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from forge.sweeps.job import SweepJob
-from forge.sweeps.metric import Metric
+from forge.sweeps.ledger_tail import Metric
 
 _VALIDATION = ("val", "eval", "test", "dev")
 """Parts of the names of metrics of an evaluation, which say more than those of a step."""

@@ -11,7 +11,7 @@ from forge.jobdir.job_state import State
 from forge.sweeps import curves
 from forge.sweeps.attempts import AttemptRecord
 from forge.sweeps.attempts import read as read_attempts
-from forge.sweeps.metric import Metric
+from forge.sweeps.ledger_tail import Metric
 
 SCHEMA = 1
 """Version of the fields below, in the output of every `--json`."""

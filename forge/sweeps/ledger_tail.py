@@ -9,12 +9,29 @@ from typing import Any
 
 from forge.jobdir import jsonl, ledger
 from forge.jobdir.jsonl import Event
-from forge.sweeps.metric import Metric
 
 ENDS = ("stop", "halt", "finish", "error")
 """Kinds of events with which a process leaves a Run."""
 _SUMMARY = b'"summary": {'
 """In the line of a start or a save: the metrics logged until then."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A value that the training logged with `run.log`, over all attempts of the job."""
+
+    last: float
+    last_step: int
+    lowest: float
+    lowest_step: int
+    highest: float
+    highest_step: int
+
+    def best(self, *, is_higher_better: bool) -> tuple[float, int]:
+        """The best value, and its step."""
+        if is_higher_better:
+            return self.highest, self.highest_step
+        return self.lowest, self.lowest_step
 
 
 @dataclass(frozen=True)

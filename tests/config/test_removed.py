@@ -78,12 +78,12 @@ def test_the_config_that_a_job_was_submitted_with_is_read(said):
     config = OmegaConf.create({"lr": 1, "resilience": {"hang": {"factor": 3, "start_s": 60}}})
     OmegaConf.set_struct(config, True)
     OmegaConf.set_readonly(config, True)
-    task._drop_removed_keys(config)
+    task.drop_removed_keys(config)
     assert load(config.resilience).hang.start_s == 60
     assert config == {"lr": 1, "resilience": {"hang": {"start_s": 60}}}
     (notice,) = said
     assert "no longer exist are ignored: `resilience.hang.factor`." in notice
-    task._drop_removed_keys(config)
+    task.drop_removed_keys(config)
     assert len(said) == 1
 
 

@@ -49,7 +49,7 @@ def test_an_override_that_makes_no_sense_ends_with_78(override, said):
 def test_of_many_nodes_what_is_well_is_one_row_and_each_fault_its_own():
     """A table of a thousand lines hides the one that counts."""
     rows = [Row("shm", f"n{i}", FAILS if i == 3 else OK, "x", "y" * (i == 3)) for i in range(8)]
-    merged = doctor._merged(rows)
+    merged = doctor.merged(rows)
     assert [(row.where, row.verdict) for row in merged] == [("n0 and 6 more", OK), ("n3", FAILS)]
     lines = list(doctor.table(merged))
     assert failed_in("\n".join(lines)) == ["shm"]

@@ -136,7 +136,7 @@ def test_any_directory_is_read_back_by_hydra_from_the_command_and_from_the_scrip
     ]
     names = ["/" + "".join(chance.choices(letters, k=chance.randint(0, 6))) for _ in range(500)]
     script = (
-        "while IFS= read -r here; do\n" + job_dir._QUOTING + '\nprintf "\'%s\'\\n" "$quoted"\ndone'
+        "while IFS= read -r here; do\n" + job_dir.QUOTING + '\nprintf "\'%s\'\\n" "$quoted"\ndone'
     )
     shell = subprocess.run(
         ["sh", "-c", script], input="\n".join(names[:60]) + "\n", text=True, capture_output=True

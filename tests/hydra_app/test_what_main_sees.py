@@ -17,6 +17,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 
 from forge.hydra_app import frozen
 from forge.hydra_app.callbacks import JobConfig
+from forge.jobdir import identity
 
 
 class Kind(enum.Enum):
@@ -274,11 +275,11 @@ def test_any_value_is_what_hydra_shows_at_the_first_and_at_every_later_start(
             directory = tmp_path / str(seed)
             plain = as_main_sees_it(composed(a_tree(seed), directory), directory)
             first_cfg = composed(a_tree(seed), directory)
-            hook = JobConfig()
-            hook.on_run_start(first_cfg)
+            written = identity.as_written(first_cfg)
+            JobConfig().on_run_start(first_cfg)
             first = as_main_sees_it(first_cfg, directory)
             assert without_ticks(first) == without_ticks(plain), seed
-            frozen.freeze(first_cfg, directory, hook._written)
+            frozen.freeze(first_cfg, directory, written)
             # Again as it was, or with files that were edited since.
             later = composed(a_tree(seed + 1000 * (seed % 3 > 0)), directory)
             JobConfig().on_run_start(later)

@@ -9,7 +9,7 @@ from plans import planned
 from forge.errors import ConfigError
 from forge.jobdir import plan
 from forge.jobdir.job_files import PLAN, forge_dir
-from forge.slurm import bundle
+from forge.slurm import submitted
 
 
 def store(job_dir, content):
@@ -28,9 +28,9 @@ def test_what_is_written_is_read(made, tmp_path):
 def test_a_bundle_gives_the_same_plan(tmp_path):
     """On a cluster the plan is copied through another file first."""
     made = planned(ranks=3)
-    path = next(bundle.paths(tmp_path))
-    bundle.write(path, b"", [(tmp_path / "job", made, b"")], {"train.py": "a5"})
-    bundle.unpack(path, 0)
+    path = next(submitted.bundle_paths(tmp_path))
+    submitted.write_bundle(path, b"", [(tmp_path / "job", made, b"")], {"train.py": "a5"})
+    submitted.unpack(path, 0)
     found = replace(made, launch=path.name, code={"train.py": "a5"})
     assert plan.read(tmp_path / "job") == found
 

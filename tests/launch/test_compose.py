@@ -70,7 +70,7 @@ def test_the_text_of_a_config_is_what_omegaconf_makes_of_it(cfg):
         node = cfg._get_node(key)
         is_tree = isinstance(node, (DictConfig, ListConfig))
         plain[str(key)] = OmegaConf.to_container(node) if is_tree else node._value()
-    assert repr(compose._plain(cfg)) == repr(plain)
+    assert repr(compose.plain_of(cfg)) == repr(plain)
 
 
 @pytest.fixture

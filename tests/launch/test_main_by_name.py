@@ -167,7 +167,7 @@ def test_other_ways_to_start(tmp_path, program):
 def test_a_function_is_referred_to_by_name_through_its_decorators():
     """By value it would drag its module's globals along, and lose identity with them."""
     found = payload.refer_to(json.dumps)
-    assert found == payload._Reference("json", "dumps", 0)
+    assert (found.module, found.qualname, found.depth) == ("json", "dumps", 0)
     assert found.resolve() is json.dumps
     unnamed = lambda cfg: cfg  # noqa: E731
     assert payload.refer_to(unnamed) is unnamed

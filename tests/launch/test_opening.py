@@ -40,20 +40,25 @@ def test_no_hint_for_hydra_s_errors_follows_an_error_of_ours(config, monkeypatch
 
 class _Launcher(HydraLauncher):
     def run(self, request):
+        request.taken.add(request.first_number)
         return []
 
 
 @pytest.mark.parametrize(
-    ("taken", "said"), [(set(), "before any job was started"), ({0}, "after a batch of jobs")]
+    ("batches", "said"), [(0, "before any job was started"), (1, "after a batch of jobs")]
 )
-def test_ctrl_c_in_hydra_s_own_composing_ends_without_a_traceback(taken, said, monkeypatch, caplog):
+def test_ctrl_c_in_hydra_s_own_composing_ends_without_a_traceback(
+    batches, said, monkeypatch, caplog
+):
     """Hydra composes each job once before it calls a launcher; other errors are shown as ever."""
     caplog.set_level("INFO")
     errors = []
     monkeypatch.setattr(sys, "excepthook", lambda *error: errors.append(error))
     launcher = _Launcher()
-    launcher.setup(hydra_context=None, task_function=None, config=None)
-    launcher._taken |= taken
+    config = OmegaConf.create({"hydra": {"sweeper": {}}})
+    launcher.setup(hydra_context=None, task_function=None, config=config)
+    for number in range(batches):
+        launcher.launch([[]], number)
     sys.excepthook(KeyboardInterrupt, KeyboardInterrupt(), None)
     assert errors == []
     assert f"Ctrl+C: the sweep was stopped {said}." in caplog.text

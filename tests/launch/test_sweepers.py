@@ -2,7 +2,7 @@
 
 import pytest
 
-from forge.launch import sweepers
+from forge.launch.hydra_launcher import check_sweeper
 
 OPTUNA = {"_target_": "hydra_plugins.hydra_optuna_sweeper.optuna_sweeper.OptunaSweeper"}
 KEPT = {"_target_": "forge.integrations.optuna.Storage", "url": "sqlite:///study.db"}
@@ -20,7 +20,7 @@ KEPT = {"_target_": "forge.integrations.optuna.Storage", "url": "sqlite:///study
 )
 def test_what_a_sweep_with_optuna_cannot_resume_is_named(options, named, caplog):
     """The sweep repeats trials otherwise, and nothing says so."""
-    sweepers.check(OPTUNA | options)
-    sweepers.check({"_target_": "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"})
+    check_sweeper(OPTUNA | options)
+    check_sweeper({"_target_": "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"})
     found = [record.getMessage().partition("`: ")[0] for record in caplog.records]
     assert found == [f"`hydra.sweeper.{one}" for one in named]

@@ -19,7 +19,7 @@ from forge.jobdir.job_files import STATE, forge_dir, is_busy, read_json, write_j
 from forge.jobdir.plan import RequeueLimits, read
 from forge.launch.slurm import slurm_wait
 from forge.launch.slurm.slurm_wait import QueueWatcher, SubmittedJob
-from forge.slurm import bundle, client, wrapper
+from forge.slurm import client, submitted, wrapper
 from forge.slurm.job_info import JobInfo
 
 TRAIN = """
@@ -199,12 +199,12 @@ def test_free_text_in_an_answer_is_not_taken_for_fields():
 def test_a_job_of_an_earlier_launch_leaves_what_a_later_one_has_put_there(tmp_path):
     """After a requeue by hand, two Slurm jobs can have one directory: the later plan applies."""
     job = tmp_path / "job"
-    earlier, later = itertools.islice(bundle.paths(tmp_path), 2)
+    earlier, later = itertools.islice(submitted.bundle_paths(tmp_path), 2)
     for path in (earlier, later):
-        bundle.write(path, b"common", [(job, planned(program=path.name), b"config")], {})
-    bundle.unpack(later, 0)
+        submitted.write_bundle(path, b"common", [(job, planned(program=path.name), b"config")], {})
+    submitted.unpack(later, 0)
     write_json(forge_dir(job) / STATE, {"state": "running"})
-    bundle.unpack(earlier, 0)
+    submitted.unpack(earlier, 0)
     assert read(job).program == later.name
     assert read_json(forge_dir(job) / STATE) == {"state": "running"}
 
@@ -214,12 +214,12 @@ def test_a_later_launch_has_the_higher_name_though_the_clock_was_set_back(
     clock_ns, tmp_path, monkeypatch
 ):
     """Otherwise jobs would take the plans of the earlier launch for the later ones."""
-    monkeypatch.setattr(bundle.time, "time_ns", lambda: 1_750_000_000_000_000_000)
-    before = list(itertools.islice(bundle.paths(tmp_path), 2))
+    monkeypatch.setattr(submitted.time, "time_ns", lambda: 1_750_000_000_000_000_000)
+    before = list(itertools.islice(submitted.bundle_paths(tmp_path), 2))
     for path in before:
-        bundle.write(path, b"common", [], {})
-    monkeypatch.setattr(bundle.time, "time_ns", lambda: clock_ns)
-    after = next(bundle.paths(tmp_path))
+        submitted.write_bundle(path, b"common", [], {})
+    monkeypatch.setattr(submitted.time, "time_ns", lambda: clock_ns)
+    after = next(submitted.bundle_paths(tmp_path))
     assert max(before).name < after.name
     assert {len(path.stem) for path in (*before, after)} == {19}
 
@@ -232,9 +232,9 @@ def test_a_directory_in_which_a_job_runs_is_left_alone(tmp_path):
     holder = os.open(forge_dir(job) / "lock", os.O_RDWR | os.O_CREAT)
     try:
         assert take_lock(holder)
-        path = next(bundle.paths(tmp_path))
-        bundle.write(path, b"common", [(job, planned(), b"config")], {})
-        bundle.unpack(path, 0)
+        path = next(submitted.bundle_paths(tmp_path))
+        submitted.write_bundle(path, b"common", [(job, planned(), b"config")], {})
+        submitted.unpack(path, 0)
         assert read_json(forge_dir(job) / STATE) == {"state": "running"}
     finally:
         os.close(holder)
@@ -299,12 +299,12 @@ def test_a_job_that_begins_on_a_full_disk_waits_in_the_queue(restarts, did, tmp_
     """All that wait for a node would begin, and die, in the minutes until there is room again."""
     path, asked = tmp_path / "1.bundle", []
     limits = RequeueLimits.of(RequeueConfig(max_failures=2))
-    bundle.write(path, b"", [(tmp_path / "job", planned(requeue=limits), b"")] * 2, {})
+    submitted.write_bundle(path, b"", [(tmp_path / "job", planned(requeue=limits), b"")] * 2, {})
 
     def full(*args, **options):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(bundle, "write_atomically", full)
+    monkeypatch.setattr(submitted, "write_atomically", full)
     monkeypatch.setattr(os, "write", full)  # the batch script's output lies there as well
     monkeypatch.setattr(client, "requeue", lambda job, within_s: asked.append("requeue"))
     monkeypatch.setattr(client, "delay", lambda job, pause_s, within_s: asked.append(pause_s))
@@ -324,7 +324,7 @@ def test_a_full_disk_and_a_refused_requeue_are_both_said(tmp_path, monkeypatch, 
     """The batch script's output is all that is left of such a job."""
     path = tmp_path / "1.bundle"
     limits = RequeueLimits.of(RequeueConfig(max_failures=2))
-    bundle.write(path, b"", [(tmp_path / "job", planned(requeue=limits), b"")], {})
+    submitted.write_bundle(path, b"", [(tmp_path / "job", planned(requeue=limits), b"")], {})
 
     def full(*args, **options):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -332,7 +332,7 @@ def test_a_full_disk_and_a_refused_requeue_are_both_said(tmp_path, monkeypatch, 
     def refuse(job, within_s):
         raise NotRequeueable("Requested operation is presently disabled")
 
-    monkeypatch.setattr(bundle, "write_atomically", full)
+    monkeypatch.setattr(submitted, "write_atomically", full)
     monkeypatch.setattr(client, "requeue", refuse)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     assert wrapper.main([str(path)]) == 71

@@ -49,10 +49,8 @@ def watched(shell, directory):
     forge_dir(directory).mkdir(exist_ok=True)
     task = [sys.executable, "-I", "-S", "-c", TASK]
     planned(command=task, timeout_s=20.0, cwd=str(directory)).write(directory)
-    code = "import sys; sys.path.append(sys.argv[2]); from pathlib import Path;"
-    code += "from forge.slurm.step import main; sys.exit(main(Path(sys.argv[1])))"
     root = step.__file__.rpartition("/forge/")[0]
-    return command(shell, directory, sys.executable, "-I", "-S", "-c", code, str(directory), root)
+    return command(shell, directory, *step.start([sys.executable, "-I", "-S"], root, directory))
 
 
 @pytest.fixture(autouse=True)

@@ -42,7 +42,7 @@ from forge.launch.local.resources import Slots
 from forge.launch.progress.display import Display
 from forge.launch.sweep import SweepDir
 from forge.shutdown.signal_handler import ShutdownHandler
-from forge.slurm import bundle
+from forge.slurm import submitted
 from forge.slurm.submitted import Submitted, submissions
 
 
@@ -92,13 +92,13 @@ def packed(place: Place) -> Path:
 def queue(place: Place) -> None:
     """What the launcher writes for Slurm."""
     config = pickle.dumps(print)
-    bundle.write(packed(place), config, [(place.job, plan(["/bin/true"]), config)], {})
+    submitted.write_bundle(packed(place), config, [(place.job, plan(["/bin/true"]), config)], {})
 
 
 def submit(place: Place) -> None:
     """And what the job's wrapper takes out of it, and a task leaves."""
     queue(place)
-    bundle.unpack(packed(place), 0)
+    submitted.unpack(packed(place), 0)
     write_atomically(forge_dir(place.job) / RESULT, pickle.dumps((None, "")))
 
 
@@ -119,7 +119,7 @@ def start(place: Place) -> int:
 
 def start_by_slurm(place: Place) -> int:
     """As the batch script does, but for srun."""
-    return task.main(bundle.unpack(packed(place), 0))
+    return task.main(submitted.unpack(packed(place), 0))
 
 
 def run_task(place: Place) -> int:

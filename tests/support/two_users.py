@@ -111,8 +111,7 @@ def _act(uid: int, writer: int, act: Callable[[], object]) -> int:
     logging.root.handlers.clear()  # of the test runner: what forge says goes to stderr
     try:
         found = act()
-        if messages._writer._last is not None:
-            messages._writer._last.wait()  # on a busy machine nobody waits for what is said
+        messages.wait(600)  # on a busy machine nobody waits for what is said
     except SystemExit as error:
         return error.code if isinstance(error.code, int) else 1
     except BaseException as error:  # noqa: BLE001 - it is what the test looks at

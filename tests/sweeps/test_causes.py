@@ -14,8 +14,7 @@ from forge.jobdir.job_state import State
 from forge.sweeps import output
 from forge.sweeps.attempts import AttemptRecord
 from forge.sweeps.why import answers, ends
-from forge.sweeps.why.causes import Cause
-from forge.sweeps.why.evidence import Evidence
+from forge.sweeps.why.evidence import Cause, Evidence
 
 PAGE = readme.DOCS / "how-to/watch-a-sweep.md"
 ERROR = """\

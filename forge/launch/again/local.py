@@ -18,7 +18,7 @@ from forge.launch.alike import Alike
 from forge.launch.local import resources
 from forge.launch.local.queue import Queue, QueuedJob
 from forge.launch.progress import display
-from forge.launch.progress.again import how_to_resume
+from forge.launch.progress.observed import how_to_resume
 from forge.launch.record import LaunchRecord
 from forge.launch.sweep import SweepDir
 from forge.sweeps.job import SweepJob

@@ -10,7 +10,6 @@ from typing import Any
 
 from forge import messages
 from forge.errors import ConfigError, SlurmRefused
-from forge.filesystem.files import write_atomically
 from forge.jobdir import cancel_request, jsonl, plan
 from forge.jobdir.job_files import PLAN, STATE, forge_dir, job_ledger
 from forge.jobdir.plan import JobPlan
@@ -23,8 +22,8 @@ from forge.launch.slurm.launcher import step_plan
 from forge.launch.slurm.sbatch import OptionGroup, batches, job_name, log_folder
 from forge.launch.slurm.slurm_options import SlurmOptions
 from forge.launch.sweep import SweepDir
-from forge.slurm import bundle, client
-from forge.slurm.submitted import Submitted, submissions
+from forge.slurm import client
+from forge.slurm.submitted import Submitted, bundle_paths, submissions, unpack, write_unpacked
 from forge.sweeps.job import SweepJob
 
 
@@ -56,7 +55,7 @@ def run(
         launched.write(path)
         folder = log_folder(options.submitit_folder, path)
         groups = [_group(one, own) for _, one, own in made]
-        bundles = bundle.paths(submissions(path))
+        bundles = bundle_paths(submissions(path))
         for call in batches(groups, folder, bundles, cluster.max_array_size):
             members = [made[index] for index in call.members]
             for job, one, _ in members:
@@ -64,16 +63,12 @@ def run(
                 (forge_dir(job.directory) / STATE).unlink(missing_ok=True)
                 cancel_request.clear(job.directory)
                 jsonl.append(job_ledger(job.directory), "resumed", changes=changes)
-            bundle.write_unpacked(call.bundle, [job.directory for job, _, _ in members])
-            call.folder.mkdir(parents=True, exist_ok=True)
-            script = call.bundle.with_suffix(".sh")
-            write_atomically(script, call.script)
-            composed = [one.composed for _, one, _ in members]
-            submitted.note_request(script, [job.number for job, _, _ in members], composed)
+            write_unpacked(call.bundle, [job.directory for job, _, _ in members])
+            numbers = [job.number for job, _, _ in members]
             try:
-                submitted.note_answer(script, client.submit(script))
+                call.submit(submitted, numbers, [one.composed for _, one, _ in members])
             except SlurmRefused as error:
-                problem = f"sbatch did not accept the batch script {script}:\n{error}"
+                problem = f"sbatch did not accept the batch script {call.path}:\n{error}"
                 raise ConfigError([problem], "The submission") from error
             for job, _, _ in members:
                 messages.say(f"job {job.number}: submitted as {submitted.ids[job.number]}")
@@ -141,7 +136,7 @@ def _plan(
             )
             raise ConfigError([problem], "The sweep")
         name = Path(script).with_suffix(".bundle").name
-        bundle.unpack(submissions(path) / name, submitted.indices[job.number])
+        unpack(submissions(path) / name, submitted.indices[job.number])
     made = plan.read(job.directory)
     before = Path(launched.path or path) / job.directory.relative_to(path)
     made = snapshot.moved(choose.moved(made, before, job.directory), path)

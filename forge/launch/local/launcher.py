@@ -29,7 +29,7 @@ from forge.launch.local import resources
 from forge.launch.local.queue import LIMIT, Queue, QueuedJob
 from forge.launch.planning import ComposedJob
 from forge.launch.progress import display
-from forge.launch.progress.again import how_to_resume
+from forge.launch.progress.observed import how_to_resume
 from forge.launch.record import LaunchRecord
 from forge.launch.results import result_of
 from forge.slurm import batch_job

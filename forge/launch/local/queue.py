@@ -20,8 +20,8 @@ from forge.jobdir.job_files import OUTPUT, PLAN, TOKEN, forge_dir
 from forge.jobdir.job_state import JobState, State
 from forge.launch import alike
 from forge.launch.alike import Alike
-from forge.launch.interrupts import handled
 from forge.launch.local.resources import Slots
+from forge.launch.opening import handled
 from forge.launch.planning import ROOT
 from forge.launch.progress.display import Display
 from forge.launch.progress.observed import ObservedJob, Views

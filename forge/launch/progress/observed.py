@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ from forge.sweeps.liveness import HeldLocks
 from forge.sweeps.reader import JobPlace
 
 _READ_S = 1.0
+
+_WORDS: dict[Reason | None, str] = {Reason.cancelled: "cancelled", Reason.halted: "halted"}
+"""Reasons to show instead of the job's state, since the user might not want the job to restart."""
 
 
 @dataclass
@@ -127,3 +131,28 @@ class Views:
             took_s = time.monotonic() - began
             self._due_s = began + max(_READ_S, 10 * took_s)
         return found
+
+
+def how_to_resume(jobs: Iterable[ObservedJob], command: str, in_queue: int = 0) -> str:
+    """The command, and its effect on the jobs that are not finished; empty if all are finished.
+
+    Args:
+        jobs: The jobs that have ended, or were never started.
+        command: The command that starts the sweep.
+        in_queue: Number of jobs in the cluster's queue, for which the command would wait.
+    """
+    ended: Counter[str] = Counter()
+    waiting = 0
+    for job in jobs:
+        if job.state.is_final and job.state is not State.finished:
+            ended[_WORDS.get(job.reason, job.state.value)] += 1
+        waiting += not job.state.is_final
+    does = []
+    if ended:
+        does.append("starts again: " + ", ".join(f"{n} {word}" for word, n in ended.items()))
+    if waiting:
+        does.append(f"starts {waiting} that have not run yet")
+    if in_queue:
+        then = "resumes the jobs that failed or were cancelled"
+        does.append(f"waits until the sweep's jobs in the queue ({in_queue} now) end, then {then}")
+    return f"To resume ({'; '.join(does)}):\n  {command}" if does else ""

@@ -22,7 +22,6 @@ from forge import messages
 from forge.errors import ConfigError, Exit, ExitCode, SlurmRefused
 from forge.jobdir import cancel_request, job_dir, job_state
 from forge.jobdir import code as job_code
-from forge.jobdir.job_files import write_atomically
 from forge.jobdir.job_state import State
 from forge.jobdir.plan import JobPlan, SlurmPlan
 from forge.launch import opening, payload, planning, snapshot
@@ -31,21 +30,19 @@ from forge.launch.compose import compose, is_stale, start_over
 from forge.launch.hydra_launcher import Request
 from forge.launch.planning import ROOT, ComposedJob
 from forge.launch.progress import display
-from forge.launch.progress.again import how_to_resume
+from forge.launch.progress.observed import how_to_resume
 from forge.launch.record import LaunchRecord
 from forge.launch.results import result_of
-from forge.launch.slurm import preview, slurm_options
+from forge.launch.slurm import sbatch, slurm_options
 from forge.launch.slurm.cluster import Cluster
 from forge.launch.slurm.sbatch import Batch, OptionGroup, batches, job_name, log_folder
 from forge.launch.slurm.slurm_options import SlurmOptions
 from forge.launch.slurm.slurm_wait import QueueWatcher, SubmittedJob, numbers
 from forge.launch.sweep import SweepDir
-from forge.slurm import bundle, client
-from forge.slurm.submitted import Submitted, submissions
+from forge.slurm import client, step
+from forge.slurm.submitted import Submitted, bundle_paths, submissions, write_bundle
 
 log = logging.getLogger(__name__)
-_STEP = f"import sys; sys.path.append({ROOT!r}); from pathlib import Path;"
-_STEP += " from forge.slurm.step import main; sys.exit(main(Path(sys.argv[1])))"
 _BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 
 
@@ -83,7 +80,7 @@ def launch(request: Request) -> list[JobReturn]:
             new = [job for job in jobs if job.slurm_id is None and not job.is_finished]
             calls = _calls(new, options, directory, cluster.max_array_size)
             if options.dry_run:
-                preview.show(calls, [job.composed for job in new], cluster)
+                sbatch.show(calls, [job.composed for job in new], cluster)
                 raise Exit(0, "nothing was submitted: hydra.launcher.dry_run=true")
             if calls and not client.can_submit():
                 raise ConfigError([client.NO_COMMANDS], "The submission")
@@ -213,7 +210,7 @@ def _calls(
         name = job_name(job.options, job.composed.place.number, job.composed.label)
         groups.append(OptionGroup(job.options, signal, warning_s, is_requeued, name))
     folder = log_folder(options.submitit_folder, directory)
-    return batches(groups, folder, bundle.paths(submissions(directory)), max_array_size)
+    return batches(groups, folder, bundle_paths(submissions(directory)), max_array_size)
 
 
 # -- submitting ------------------------------------------------------------------------------------
@@ -235,22 +232,18 @@ def _submit(
     for call in calls:
         members = [jobs[number] for number in call.members]
         packed = [_pack(job, shared, cluster) for job in members]
-        bundle.write(call.bundle, shared.common, packed, code)
+        write_bundle(call.bundle, shared.common, packed, code)
         for job in members:
             cancel_request.clear(job.composed.directory)
             if job.is_stale:
                 start_over(job.composed)
-        call.folder.mkdir(parents=True, exist_ok=True)
-        script = call.bundle.with_suffix(".sh")
-        write_atomically(script, call.script)
         numbers = [job.composed.place.number for job in members]
-        submitted.note_request(script, numbers, [job.composed.composed for job in members])
         try:
-            submitted.note_answer(script, client.submit(script))
+            call.submit(submitted, numbers, [job.composed.composed for job in members])
         except SlurmRefused as error:
             _find_in_queue(submitted)
-            if submitted.is_lost(script):
-                raise _not_submitted(error, script, _arrays(jobs), command) from error
+            if submitted.is_lost(call.path):
+                raise _not_submitted(error, call.path, _arrays(jobs), command) from error
         for job in members:
             job.slurm_id = submitted.ids[job.composed.place.number]
 
@@ -282,7 +275,7 @@ def step_plan(options: SlurmOptions, directory: Path, cluster: Cluster, name: st
         srun_args.append(f"--cpus-per-task={options.cpus_per_task}")
     return SlurmPlan(
         ranks=options.ranks,
-        start=[*python, "-c", _STEP, str(directory)],
+        start=step.start(python, ROOT, directory),
         srun_args=srun_args,
         kill_wait_s=cluster.kill_wait_s,
         name=name,

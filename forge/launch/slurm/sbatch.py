@@ -1,7 +1,8 @@
 """Batch scripts: one for all jobs with the same sbatch options, as a job array.
 
 The header is submitit's, with the same keys. Then come the user's `setup`, the job's wrapper, and
-`teardown`; the exit code of the job is the wrapper's, whatever `teardown` does.
+`teardown`; the exit code of the job is the wrapper's, whatever `teardown` does. `dry_run` shows
+the scripts, and when each signal would come.
 """
 
 from __future__ import annotations
@@ -19,8 +20,13 @@ from typing import Any
 import submitit
 
 from forge.compat import of_submitit
-from forge.launch.planning import ROOT
+from forge.filesystem.files import write_atomically
+from forge.launch.planning import ROOT, ComposedJob
+from forge.launch.slurm.cluster import Cluster
 from forge.launch.slurm.slurm_options import SlurmOptions
+from forge.messages import escape
+from forge.slurm import client
+from forge.slurm.submitted import Submitted
 
 _OURS = (
     *("_target_", "submitit_folder", "timeout_min", "signal_delay_s", "max_num_timeout"),
@@ -65,6 +71,26 @@ class Batch:
 
     def __post_init__(self) -> None:
         self.script = _script(self)
+
+    @property
+    def path(self) -> Path:
+        """The file of the batch script."""
+        return self.bundle.with_suffix(".sh")
+
+    def submit(self, submitted: Submitted, numbers: list[int], composed: list[str]) -> None:
+        """Write the batch script, and call sbatch; recorded before and after.
+
+        Args:
+            submitted: The record of the sweep's submissions.
+            numbers: Hydra's number of each job.
+            composed: The fingerprint of each job's config.
+        Raises:
+            SlurmRefused: If sbatch does not accept the script, or does not answer.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.path, self.script)
+        submitted.note_request(self.path, numbers, composed)
+        submitted.note_answer(self.path, client.submit(self.path))
 
 
 class _Executor(submitit.SlurmExecutor):
@@ -166,3 +192,50 @@ def _is_unwanted(line: str, group: OptionGroup) -> bool:
     """Whether to drop submitit's `--signal` (none wanted), or its own `--wckey`."""
     is_signal = line.startswith("#SBATCH --signal=") and group.signal is None
     return is_signal or line == "#SBATCH --wckey=submitit"
+
+
+# -- the output of `dry_run` -----------------------------------------------------------------------
+
+
+def show(calls: list[Batch], jobs: list[ComposedJob], cluster: Cluster) -> None:
+    """Print the batch scripts to stdout."""
+    lines = []
+    for call in calls:
+        count = len(call.members)
+        lines.append(f"# {call.path}: {count} job{'s' * (count > 1)}")
+        lines += [call.script, _timeline(call, jobs[call.members[0]], cluster), ""]
+        for index, number in enumerate(call.members):
+            job = jobs[number]
+            lines.append(f"  {index:>4}  {escape(str(job.directory))}  {job.label}")
+        lines.append("")
+    if not calls:
+        lines.append("Nothing to submit: every job is finished, or in the queue.")
+    if cluster.problem:
+        lines.append(
+            "The cluster did not answer, so the partition, time limit and number of nodes were not"
+            f" checked: {cluster.problem}"
+        )
+    sys.stdout.write(escape("\n".join(lines), "\n\t") + "\n")
+
+
+def _timeline(call: Batch, job: ComposedJob, cluster: Cluster) -> str:
+    """The signals to a job of this call, in seconds before its time limit."""
+    group, policy = call.group, job.policy
+    kill_s = f"at T+{cluster.kill_wait_s:g} s SIGKILL"
+    if policy is None or not policy.enabled:
+        return f"time limit T={group.options.timeout_min:g} min:  at T SIGTERM · {kill_s}"
+    parts = [f"at T-{policy.signal.warning_s:g} s {group.signal}, saves and requeues"]
+    if policy.stop_s > 0:
+        forced_s = policy.signal.warning_s - policy.stop_s
+        parts.append(f"at T-{forced_s:g} s forced exit, at the latest")
+    parts.append(f"at T SIGTERM · {kill_s}")
+    text = f"time limit T={group.options.timeout_min:g} min:  {' · '.join(parts)}"
+    grace_s = cluster.grace_s(group.options.partition)
+    if grace_s is not None:
+        last = f"SIGKILL after {grace_s + cluster.kill_wait_s:g} s"
+        if grace_s > 0:
+            notice = f"SIGTERM at once, saves and requeues · SIGTERM after {grace_s:g} s"
+            text += f"\npreemption:  {notice} · {last}"
+        else:
+            text += f"\npreemption, without notice:  SIGTERM at once · {last}"
+    return text

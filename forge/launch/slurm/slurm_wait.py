@@ -21,7 +21,7 @@ from forge.errors import ForgeError, Reason, SlurmRefused
 from forge.jobdir.job_state import JobState, State
 from forge.launch import alike
 from forge.launch.alike import Alike
-from forge.launch.interrupts import handled
+from forge.launch.opening import handled
 from forge.launch.progress.display import Display
 from forge.launch.progress.observed import ObservedJob, Views
 from forge.slurm import client, pending

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import html
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
+import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from forge._version import __version__
 from forge.sweeps import status, times, words
 from forge.sweeps.job import SweepJob
+from forge.sweeps.report import by_result, by_use, over_time
 from forge.sweeps.report.data import Report
-from forge.sweeps.report.figures import FIGURES
 from forge.sweeps.times import Part
 
 _STYLE = """
@@ -43,6 +45,54 @@ _LEGEND_ON_TOP = {"legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom"}
 """Where no menu is."""
 
 
+class Figure(NamedTuple):
+    """A figure with its place in the report."""
+
+    anchor: str
+    title: str
+    text: str
+    """A sentence that explains it."""
+    draw: Callable[[Report], go.Figure | None]
+
+
+_FIGURES = (
+    Figure(
+        "timeline",
+        "Timeline",
+        "Each attempt of each job, coloured by what its time went into.",
+        over_time.timeline,
+    ),
+    Figure(
+        "goodput",
+        "Time",
+        "The time of each job by its use; the parts add up to all of it.",
+        by_use.goodput,
+    ),
+    Figure(
+        "lost",
+        "Work lost",
+        "Training between the last save and the end, for each attempt that ended without a save.",
+        over_time.lost,
+    ),
+    Figure(
+        "curves",
+        "Metrics",
+        "As an uninterrupted run would have logged them: repeated steps count once.",
+        by_result.curves,
+    ),
+    Figure("parallel", "Overrides and the best value", "Each line is a job.", by_result.parallel),
+    Figure("stops", "Stops", "Why attempts ended, by node.", by_use.stops),
+    Figure(
+        "trouble",
+        "NaNs, hangs, health",
+        "Each mark is an event in a job's ledger.",
+        over_time.trouble,
+    ),
+    Figure("saves", "Saves", "How long each save took.", over_time.saves),
+)
+"""All figures, in the order of the page."""
+
+
 def lines(report: Report) -> Iterator[str]:
     """The page, part by part."""
     title = html.escape(f"{report.sweep.path.name}: forge report")
@@ -57,7 +107,7 @@ def lines(report: Report) -> Iterator[str]:
         copy = html.escape(report.sweep.snapshot)
         yield f"<p>The jobs run from a copy of the code: <code>{copy}</code></p>"
     yield from _facts(report)
-    drawn = [(one, one.draw(report)) for one in FIGURES]
+    drawn = [(one, one.draw(report)) for one in _FIGURES]
     links = [f'<a href="#{one.anchor}">{one.title}</a>' for one, figure in drawn if figure]
     yield f'<nav>{"".join(links)}<a href="#jobs">Jobs</a></nav>'
     for one, figure in drawn:

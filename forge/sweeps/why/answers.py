@@ -11,8 +11,7 @@ from forge.jobdir.job_state import State
 from forge.slurm import pending
 from forge.sweeps import words
 from forge.sweeps.why import ends
-from forge.sweeps.why.causes import Cause
-from forge.sweeps.why.evidence import Evidence, Explanation
+from forge.sweeps.why.evidence import Cause, Evidence, Explanation
 
 
 def of_job(known: Evidence) -> list[Explanation]:

@@ -9,8 +9,7 @@ from forge.errors import Reason
 from forge.jobdir import code
 from forge.sweeps import output, words
 from forge.sweeps.attempts import AttemptRecord
-from forge.sweeps.why.causes import Cause
-from forge.sweeps.why.evidence import Evidence, Explanation
+from forge.sweeps.why.evidence import Cause, Evidence, Explanation
 
 _SHOWN = 5
 

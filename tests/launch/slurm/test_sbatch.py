@@ -14,7 +14,7 @@ from forge.errors import ConfigError
 from forge.launch.slurm import slurm_options
 from forge.launch.slurm.sbatch import Batch, OptionGroup, batches, log_folder
 from forge.launch.slurm.slurm_options import SlurmOptions, into_policy, read
-from forge.slurm import bundle
+from forge.slurm import submitted
 
 THEIRS = {
     "submitit_folder": "/logs/%j",
@@ -169,7 +169,7 @@ def test_jobs_with_the_same_options_are_one_array_and_long_ones_are_split():
         OptionGroup(SlurmOptions(timeout_min=minutes), "USR2", 30.0, True) for minutes in (10, 20)
     )
     groups = [short, long, short, short, short, long]
-    found = batches(groups, Path("/logs"), bundle.paths(Path("/none")), 3)
+    found = batches(groups, Path("/logs"), submitted.bundle_paths(Path("/none")), 3)
     assert [one.members for one in found] == [[0, 2, 3], [4], [1, 5]]
     assert [header(one.script).get("array") for one in found] == ["0-2%3", None, "0-1%2"]
     assert len({one.bundle for one in found}) == 3
