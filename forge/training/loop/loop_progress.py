@@ -14,7 +14,7 @@ from typing import Any
 
 from forge import messages
 from forge.data import loaders
-from forge.data.fixed import FixedParts
+from forge.data.parts import FixedParts
 from forge.data.position import Position
 from forge.errors import StateMismatch
 from forge.process import sections
