@@ -1,4 +1,4 @@
-"""The interface by which an attempt coordinates with the other ranks of its job."""
+"""How an attempt coordinates with the other ranks of its job, if there are any."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MARGIN = 1
 
 
 class Coordinator(Protocol):
-    """Coordinates this rank with all others.
+    """Coordinates this rank with all others; `collectives.enter_group` returns the one of a Run.
 
     Agreeing is neither a collective nor a barrier: a thread or a signal can make a request at any
     time, and a rank must not wait for another one that is blocked in a collective.

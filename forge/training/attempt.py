@@ -22,7 +22,7 @@ from forge import messages
 from forge.compat import of_torch
 from forge.config.schema import AUTO, NanAction, Policy, SignalAction
 from forge.errors import ConfigError, Exit, ForgeError, RankLost
-from forge.group import start
+from forge.group.collectives import enter_group
 from forge.group.exchange import Exchange
 from forge.group.group import MARGIN, START_S
 from forge.group.watcher import Watcher, Watchers
@@ -152,7 +152,7 @@ class Attempt:
         """Meet the other ranks, and claim the directories of the job and of its checkpoints."""
         self._was_installed = stopping.is_installed()
         with preflight.exits():
-            self._group = start.group(self._secret_folder)
+            self._group = enter_group(self._secret_folder)
         exchange = Exchange(self._group, "start", START_S)
         entered = "this forge.Run (every rank has to enter it)"
         try:
