@@ -44,7 +44,7 @@ from forge.training.loop.evaluations import Evaluations
 from forge.training.loop.loop_progress import LoopProgress
 from forge.training.loop.resumable_loader import ResumableLoader
 from forge.training.loop.steps import Steps
-from forge.training.nan.nan_policy import NanPolicy, RateScale
+from forge.training.nan.nan_policy import NanPolicy
 from forge.training.nan.update import Updater
 from forge.training.optimizer_steps import OptimizerSteps
 from forge.training.parts import Parts
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from forge.training.followers import Followers
     from forge.training.loop.epochs import Epochs
     from forge.training.loop.pushed import PushedLoop, Start
+    from forge.training.rollback import RateScale
 
 _LEAVE_S = 10.0
 """Seconds that ranks wait for each other when they exit."""
@@ -330,6 +331,8 @@ class Attempt:
         self._epochs: Epochs | None = None
         self._pushed: PushedLoop | None = None
         if policy.nan.action is NanAction.rollback or self._nan.lr_scale != 1:
+            from forge.training.rollback import RateScale  # few trainings need it
+
             self._scales = [RateScale(self._nan, one) for one in self._live.optimizers]
         self._optimizer_steps.enter_run()
 
