@@ -9,7 +9,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from forge import messages
 from forge.config.schema import NanAction
@@ -31,13 +31,15 @@ from forge.training.decide import (
 )
 from forge.training.loop.loop_lengths import LoopLengths
 from forge.training.loop.loop_state import EpochPhase
-from forge.training.loop.snapshot_holder import SnapshotHolder
 from forge.training.loop_end import LoopEnd
 from forge.training.parts import Parts
 from forge.training.run_end import RunEnd
 from forge.training.saver import SaveCause
 from forge.training.shutdown import ENDS
 from forge.training.start import preflight
+
+if TYPE_CHECKING:
+    from forge.training.loop.snapshot_holder import PendingSnapshot, SnapshotHolder
 
 
 class Boundary:
@@ -65,7 +67,7 @@ class Boundary:
         self._end = LoopEnd(parts)
         self._run_end = RunEnd(parts)
         self.lengths = LoopLengths(parts)
-        self._snapshots = SnapshotHolder(parts)
+        self._holder: SnapshotHolder | None = None
         self._after_s = math.inf  # seconds that the code after a pass took last time
         self._after_began: float | None = None
         self._holding, self._after = contextlib.ExitStack(), contextlib.ExitStack()
@@ -260,6 +262,19 @@ class Boundary:
         for tell in self._watchers.on_evaluation:
             tell(self._loops.step)
 
+    @property
+    def _snapshots(self) -> SnapshotHolder:
+        """Holds boundaries; made for the first function of `run.every`, or the first epoch."""
+        if self._holder is None:
+            from forge.training.loop.snapshot_holder import SnapshotHolder  # others need none
+
+            self._holder = SnapshotHolder(self._parts)
+        return self._holder
+
+    @property
+    def _held(self) -> PendingSnapshot | None:
+        return None if self._holder is None else self._holder.held
+
     def _evaluate(self, due: list[str]) -> None:
         """Run functions of `run.every`; metrics that they log belong to the last step done."""
         with sections.current().inside(Phase.evaluation, ", ".join(due)):
@@ -301,7 +316,7 @@ class Boundary:
             self._directory.pin(self._loops.step)
 
     def _stop(self, request: StopRequest) -> NoReturn:
-        held, final = self._snapshots.held, self._saver.save_final
+        held, final = self._held, self._saver.save_final
         save = lambda: final(self._loops.step, self._train_state.capture, SaveCause.stop)  # noqa: E731
         self._shutdown.stop(request, held.commit if held is not None else save)
 
@@ -368,7 +383,7 @@ class Boundary:
             return
         self._after_s, self._after_began = time.monotonic() - self._after_began, None
         with self._after:
-            if self._snapshots.held is not None:
+            if self._held is not None:
                 self._stops.limit.begin_interval()
             self.forget_held()
             self._shutdown.raise_again()
@@ -378,7 +393,8 @@ class Boundary:
     def forget_held(self) -> None:
         """Discard the held state: it must not be saved any more."""
         self._holding.close()
-        self._snapshots.discard()
+        if self._holder is not None:
+            self._holder.discard()
 
     # -- called by the script ------------------------------------------------------------------
 
@@ -401,8 +417,8 @@ class Boundary:
 
     def checkpoint(self) -> None:
         """Save if possible where the main thread was interrupted, and log the last checkpoint."""
-        if self._snapshots.held is not None:
-            self._snapshots.held.commit()
+        if self._held is not None:
+            self._held.commit()
         elif self._loops.is_between:
             self._save_now()
             self._saver.wait()
@@ -413,7 +429,8 @@ class Boundary:
         """See `Run.check_stop`."""
         sections.current().advance(Phase.evaluation)
         self._shutdown.raise_again()
-        self._snapshots.stop_if_due()
+        if self._holder is not None:
+            self._holder.stop_if_due()
 
 
 def _failure(error: ForgeError) -> FailureReport:
