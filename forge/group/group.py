@@ -45,6 +45,9 @@ class Coordinator(Protocol):
             RankLost: If another rank does not answer.
         """
 
+    def adopt(self, fact: Request) -> None:
+        """Agree on a request that all ranks have exchanged already, at the same boundary."""
+
     def hold(self, boundary: int) -> None:
         """Stay at a boundary where the run can stop, until `let_go`; all ranks have to call it."""
 
@@ -109,6 +112,10 @@ class SingleProcess:
         while not self._proposed.empty():
             self._agreed = self._agreed.including(self._proposed.get())
         return self._agreed
+
+    def adopt(self, fact: Request) -> None:
+        """See `Coordinator.adopt`."""
+        self._agreed = self._agreed.including(fact)
 
     def hold(self, boundary: int) -> None:
         """See `Coordinator.hold`."""

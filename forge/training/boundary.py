@@ -29,9 +29,8 @@ from forge.training.decide import (
     Stop,
     decide,
 )
-from forge.training.loop.loop_lengths import LoopLengths
+from forge.training.loop.loop_lengths import LoopEnd, LoopLengths
 from forge.training.loop.loop_state import EpochPhase
-from forge.training.loop_end import LoopEnd
 from forge.training.parts import Parts
 from forge.training.run_end import RunEnd
 from forge.training.saver import SaveCause
@@ -210,7 +209,7 @@ class Boundary:
             agreed = self._group.agreed(self._visits)
         except ENDS as error:
             self._shutdown.give_up(error)
-        return decide(self._end.added_to(agreed), self._loops.step, known)
+        return decide(agreed, self._loops.step, known)
 
     def _propose(self, asks: Iterable[Callable[[int], Request | None]]) -> bool:
         """Propose what watchers request; returns whether they request something."""
