@@ -22,8 +22,8 @@ from forge.jobdir.ledger import Ledger
 from forge.process import sections
 from forge.process.progress import Phase
 from forge.process.time_limit import RECENT_SAVES, Recent, first_save_s
+from forge.training.interval import Pause, SaveRecord
 from forge.training.nan.nan_policy import NanPolicy
-from forge.training.save_record import Pause, SaveRecord
 
 MAX_FAILURES = 5
 """Failed saves in a row after which the run ends: its progress could not be kept anyway."""
