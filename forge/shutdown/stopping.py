@@ -26,8 +26,8 @@ from forge.errors import Exit, ExitCode, Reason
 from forge.jobdir import ledger, verdict
 from forge.jobdir.job_files import TOKEN
 from forge.process import processes
-from forge.process.announcement import Announcement
 from forge.process.processes import block_signals as block_signals
+from forge.process.time_limit import Announcement
 from forge.shutdown import interpreter_exit
 from forge.shutdown.signal_handler import ShutdownHandler
 
