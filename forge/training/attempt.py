@@ -301,7 +301,6 @@ class Attempt:
         limit = TimeLimit(os.environ, self._stop_s, folder=folder, num_steps=num_steps)
         announcement = signal.Signals[f"SIG{policy.signal.name}"]
         due_s = min(self._stop_s, policy.signal.warning_s)
-        handler.pass_over = lambda number: number == announcement and limit.is_too_soon(due_s)
         within_s = float(os.environ.get(SAVE_WITHIN) or math.inf)
         if self._interval.is_auto and self.resumed_from is None:
             within_s = min(within_s, interval.LEAST_S)  # early: it shows whether saves work at all
@@ -309,6 +308,11 @@ class Attempt:
         self._stops = stops = StopWatcher(handler, limit, directory.saver, self._nan)
         watchers = Watchers([stops, *self._watchers()])
         self._shutdown = Shutdown(self.loops, directory, handler, limit, watchers)
+        handler.interrupt_with(
+            None,
+            pass_over=lambda number: number == announcement and limit.is_too_soon(due_s),
+            held_up_by=self._shutdown.held_up_by,
+        )
         self._parts = parts = Parts(
             policy=policy,
             group=group,
