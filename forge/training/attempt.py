@@ -329,8 +329,6 @@ class Attempt:
             watchers=watchers,
         )
         self.boundary = Boundary(parts)
-        self.log, self.save = directory.metrics.log, self.boundary.save
-        self.finish = self.boundary.finish
         self._steps = Steps(parts, self.boundary)
         self._epochs: Epochs | None = None
         self._pushed: PushedLoop | None = None
@@ -439,6 +437,18 @@ class Attempt:
     def is_stopping(self) -> bool:
         """See `Run.is_stopping`."""
         return self._stops.is_stopping
+
+    def log(self, values: dict[str, Any]) -> None:
+        """See `Run.log`."""
+        self._directory.metrics.log(values)
+
+    def save(self, *, pin: bool) -> None:
+        """See `Run.save`."""
+        self.boundary.save(pin=pin)
+
+    def finish(self, reason: str) -> None:
+        """See `Run.finish`."""
+        self.boundary.finish(reason)
 
     def log_to(self, loggers: Iterable[Any]) -> None:
         """See `Run.log_to`."""

@@ -166,8 +166,9 @@ class Boundary:
                     self._finish_loop(text)
             is_end = isinstance(decision, Finish)
             if self._loops.due is None or (is_end and not has_ended):
-                self._loops.due = self._evaluations.due(
-                    self._loops.step, is_end=is_end, is_rest=self._loops.due == []
+                is_rest = self._loops.due == []
+                self._loops.expect(
+                    self._evaluations.due(self._loops.step, is_end=is_end, is_rest=is_rest)
                 )
                 has_ended = is_end
             if isinstance(decision, Finish) and decision.stop is not None:
@@ -297,7 +298,7 @@ class Boundary:
                 self._stops.limit.end_interval()  # a stop had to wait for the functions
             self._end.share(self._group.held_stop)
             snapshots.let_go()
-            self._loops.due = []
+            self._loops.expect([])
             self._saver.evaluated(self._loops.step)
 
     def _save(self, save: Save) -> None:
@@ -345,7 +346,7 @@ class Boundary:
         if is_first:
             assert loops.epochs is not None
             is_new = loops.due is None  # after a break: functions due at this step have not run
-            loops.due = self._evaluations.due_after_pass(epoch, loops.step, is_new=is_new)
+            loops.expect(self._evaluations.due_after_pass(epoch, loops.step, is_new=is_new))
             loops.epochs.phase = EpochPhase.after
         if loops.due and is_left:
             self.lengths.check_left()  # before the functions, which can use collectives
@@ -353,7 +354,7 @@ class Boundary:
             self._begin_evaluation()
             self._evaluations.run(loops.due, loops.step)
             self._end.share()
-            loops.due = []
+            loops.expect([])
         while loops.due:
             match self._decide(math.inf):
                 case Halt() as halt:

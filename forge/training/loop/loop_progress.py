@@ -155,6 +155,10 @@ class LoopProgress:
         if step is not None:
             self.step, self.due = step, None
 
+    def expect(self, due: list[str]) -> None:
+        """These functions of `run.every` are still to run at this boundary."""
+        self.due = due
+
     def is_over(self, n: float) -> bool:
         """Whether the current loop has no steps left to do."""
         return self.step >= n or self.number in self._broken_off
