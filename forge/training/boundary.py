@@ -18,6 +18,7 @@ from forge.errors import ForgeError
 from forge.group.facts import FailureReport, FinishRequest, Request, SaveRequest, StopRequest
 from forge.process import sections
 from forge.process.progress import Phase
+from forge.training import misuse
 from forge.training.decide import (
     Decision,
     Finish,
@@ -29,7 +30,6 @@ from forge.training.decide import (
     Stop,
     decide,
 )
-from forge.training.loop.loop_lengths import LoopEnd, LoopLengths
 from forge.training.loop.loop_state import EpochPhase
 from forge.training.parts import Parts
 from forge.training.run_end import RunEnd
@@ -38,6 +38,7 @@ from forge.training.shutdown import ENDS
 from forge.training.start import preflight
 
 if TYPE_CHECKING:
+    from forge.training.loop.loop_lengths import LoopLengths
     from forge.training.loop.snapshot_holder import PendingSnapshot, SnapshotHolder
 
 
@@ -63,9 +64,13 @@ class Boundary:
         self._visits = 0  # boundaries reached so far
         self._pinned: int | None = None
         """The step of the checkpoint that was pinned last."""
-        self._end = LoopEnd(parts)
         self._run_end = RunEnd(parts)
-        self.lengths = LoopLengths(parts)
+        self.lengths: LoopLengths | None = None
+        """Keeps the loops of several ranks equally long."""
+        if not self.is_alone:
+            from forge.training.loop.loop_lengths import LoopLengths  # one rank needs none
+
+            self.lengths = LoopLengths(parts)
         self._holder: SnapshotHolder | None = None
         self._after_s = math.inf  # seconds that the code after a pass took last time
         self._after_began: float | None = None
@@ -94,14 +99,14 @@ class Boundary:
     def leave_loop(self) -> None:
         """A loop is left by a break, or by an error."""
         self._loops.break_off()
-        self.lengths.note_left()
+        self.note_left()
         self._tell_loop_end()
         self._run_end.leave_loop()
         self._loops.end_loop()
 
     def break_off(self, because: str) -> None:
         """Save the end of a loop of which only its owner, on all ranks, knows that it ends here."""
-        self.lengths.note_left()
+        self.note_left()
         self.check_left()
         self._loops.break_off(because)
         self.save_anew()
@@ -116,10 +121,16 @@ class Boundary:
         for tell in self._watchers.on_loop_end:
             tell(self._loops.step)
 
+    def note_left(self) -> None:
+        """This rank leaves its loop: by a break or an error, which look the same, or `end_loop`."""
+        if self.lengths is not None:
+            self.lengths.note_left()
+
     def check_left(self) -> None:
         """Exit if this rank has left its loop alone."""
-        with self._shutdown.giving_up():
-            self.lengths.check_left()
+        if self.lengths is not None:
+            with self._shutdown.giving_up():
+                self.lengths.check_left()
 
     def finish_run(self) -> StopRequest | None:
         """The last loop has ended, and the code after it; see `RunEnd.finish`."""
@@ -251,7 +262,18 @@ class Boundary:
 
     def finish(self, text: str) -> None:
         """See `Run.finish`."""
-        self._end.request(text, is_in_function=self._evaluations.is_entered)
+        loops, is_in_function = self._loops, self._evaluations.is_entered
+        if not (loops.is_in_step or is_in_function):
+            raise ForgeError(misuse.FINISH_OUTSIDE_A_LOOP)
+        request = FinishRequest(loops.number, loops.next_boundary, text, self._nan.rollbacks)
+        if self.lengths is None:
+            self._group.propose(request)
+        else:
+            self.lengths.finish(request, is_in_function=is_in_function)
+
+    def _share_finish(self, unless: Callable[[], object] = bool) -> None:
+        if self.lengths is not None:
+            self.lengths.share_finish(unless)
 
     def _finish_loop(self, text: str) -> None:
         """End the loop for good, as `break` does, and record why; a later start finds it ended."""
@@ -296,7 +318,7 @@ class Boundary:
                 raise
             if snapshots.held is None:
                 self._stops.limit.end_interval()  # a stop had to wait for the functions
-            self._end.share(self._group.held_stop)
+            self._share_finish(self._group.held_stop)
             snapshots.let_go()
             self._loops.expect([])
             self._saver.evaluated(self._loops.step)
@@ -348,12 +370,12 @@ class Boundary:
             is_new = loops.due is None  # after a break: functions due at this step have not run
             loops.expect(self._evaluations.due_after_pass(epoch, loops.step, is_new=is_new))
             loops.epochs.phase = EpochPhase.after
-        if loops.due and is_left:
+        if loops.due and is_left and self.lengths is not None:
             self.lengths.check_left()  # before the functions, which can use collectives
         if loops.due and not may_stop:
             self._begin_evaluation()
             self._evaluations.run(loops.due, loops.step)
-            self._end.share()
+            self._share_finish()
             loops.expect([])
         while loops.due:
             match self._decide(math.inf):
@@ -388,7 +410,7 @@ class Boundary:
             self.forget_held()
             self._shutdown.raise_again()
             if not is_left:
-                self._end.share()
+                self._share_finish()
 
     def forget_held(self) -> None:
         """Discard the held state: it must not be saved any more."""

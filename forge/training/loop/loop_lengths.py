@@ -17,7 +17,6 @@ from typing import NoReturn
 from forge.errors import ConfigError, ForgeError, RankLost
 from forge.group import facts
 from forge.group.facts import FinishRequest
-from forge.training import misuse
 from forge.training.parts import Parts
 
 _REMEDY = (
@@ -46,6 +45,8 @@ class LoopLengths:
         self._exchange = parts.exchange
         self._loops = parts.loops
         self._shutdown = parts.shutdown
+        self._finish: FinishRequest | None = None
+        """The call of `run.finish` on this rank, until the ranks have exchanged it."""
         self._is_known = True
         self._num_left = 0
         self._left: bytes | None = None
@@ -118,7 +119,7 @@ class LoopLengths:
             RankLost: If a rank is gone.
         """
         left, self._left = self._left, None
-        if left is None or self._group.size == 1:
+        if left is None:
             return
         try:
             found = self._group.gather(self._key, left, self._left_s)
@@ -132,6 +133,40 @@ class LoopLengths:
         if len(set(found)) > 1:
             steps = ", ".join(f"rank {r} after {one.decode()} steps" for r, one in enumerate(found))
             self._raise(f"the ranks have left their loops after different steps: {steps}")
+
+    def finish(self, request: FinishRequest, *, is_in_function: bool) -> None:
+        """Handle a call of `run.finish`, which `share_finish` tells the other ranks.
+
+        A proposal of one rank takes effect at a boundary that depends on the clock, but the number
+        of steps of a training must not depend on the clock.
+
+        Args:
+            request: The call.
+            is_in_function: Whether a function of `run.every`, or the code after a pass, is running.
+        Raises:
+            ForgeError: In a step.
+        """
+        if not is_in_function:
+            raise ForgeError(
+                "run.finish() was called inside a step, but this is one of"
+                f" {self._group.size} ranks, which must all end after the same step: call it in a"
+                " function of run.every, or after an epoch's pass."
+            )
+        self._finish = request
+
+    def share_finish(self, unless: Callable[[], object]) -> None:
+        """Exchange calls of `run.finish` where all ranks meet: after functions, or after a pass.
+
+        Args:
+            unless: Whether the ranks stop at this boundary: then they do not wait for each other.
+        """
+        request, self._finish = self._finish, None
+        text = None if request is None else facts.to_text(request)
+        with self._shutdown.giving_up():
+            texts = self._exchange.all_gather("the end of a function", lambda: text, unless)
+        for one in texts:
+            if one is not None:
+                self._group.adopt(facts.from_text(one))
 
     @property
     def _key(self) -> str:
@@ -156,57 +191,3 @@ class LoopLengths:
             f" {most}. {_REMEDY}."
         )
         self._shutdown.give_up(ConfigError([problem], "The data of this job"))
-
-
-class LoopEnd:
-    """`run.finish`: ends a loop before its `n`, after the same step on every rank.
-
-    A proposal of one rank normally takes effect at a boundary that depends on the clock, but the
-    number of steps of a training must not depend on the clock. So ranks exchange a request to
-    finish where all of them meet: after functions of `run.every`, and after the code that follows
-    a pass.
-    """
-
-    def __init__(self, parts: Parts) -> None:
-        self._group = parts.group
-        self._exchange = parts.exchange
-        self._shutdown = parts.shutdown
-        self._loops = parts.loops
-        self._nan = parts.nan
-        self._own: FinishRequest | None = None
-
-    def request(self, text: str, *, is_in_function: bool) -> None:
-        """Handle a call of `run.finish`.
-
-        Args:
-            text: The explanation given by the script.
-            is_in_function: Whether a function of `run.every`, or the code after a pass, is running.
-        Raises:
-            ForgeError: Outside the loop, or in a step if there are several ranks.
-        """
-        if not (self._loops.is_in_step or is_in_function):
-            raise ForgeError(misuse.FINISH_OUTSIDE_A_LOOP)
-        at = (self._loops.number, self._loops.next_boundary)
-        request = FinishRequest(*at, text, self._nan.rollbacks)
-        if self._group.size == 1:
-            self._group.propose(request)
-        elif not is_in_function:
-            raise ForgeError(
-                "run.finish() was called inside a step, but this is one of"
-                f" {self._group.size} ranks, which must all end after the same step: call it in a"
-                " function of run.every, or after an epoch's pass."
-            )
-        else:
-            self._own = request
-
-    def share(self, unless: Callable[[], object] | None = None) -> None:
-        """Exchange requests of all ranks, unless the ranks stop at this boundary."""
-        if self._group.size == 1:
-            return
-        own, self._own = self._own, None
-        text = None if own is None else facts.to_text(own)
-        with self._shutdown.giving_up():
-            texts = self._exchange.all_gather("the end of a function", lambda: text, unless)
-        for one in texts:
-            if one is not None:
-                self._group.adopt(facts.from_text(one))
