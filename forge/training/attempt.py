@@ -25,7 +25,7 @@ from forge.errors import ConfigError, Exit, ForgeError, RankLost
 from forge.group.collectives import enter_group
 from forge.group.exchange import Exchange
 from forge.group.group import MARGIN, START_S
-from forge.group.watcher import Watcher, Watchers
+from forge.group.watcher import Watcher
 from forge.health import attempt
 from forge.jobdir import job_dir, spawned
 from forge.jobdir.job_files import RANK, REHEARSAL, SAVE_WITHIN, forge_dir
@@ -53,7 +53,13 @@ from forge.training.start import attempt_io, preflight
 from forge.training.start.attempt_io import AttemptIO
 from forge.training.start.checkpoint_owner import CheckpointOwner
 from forge.training.train_state import TrainState
-from forge.training.watchers import HeartbeatWatcher, LedgerWatcher, StopWatcher, TimeWatcher
+from forge.training.watchers import (
+    HeartbeatWatcher,
+    LedgerWatcher,
+    StopWatcher,
+    TimeWatcher,
+    Watchers,
+)
 
 if TYPE_CHECKING:
     from forge.training.followers import Followers
@@ -306,7 +312,7 @@ class Attempt:
             within_s = min(within_s, interval.LEAST_S)  # early: it shows whether saves work at all
         directory.saver.expect(self._live_bytes, self._interval.every_s, within_s)
         self._stops = stops = StopWatcher(handler, limit, directory.saver, self._nan)
-        watchers = Watchers([stops, *self._watchers()])
+        watchers = Watchers(self._watchers())
         self._shutdown = Shutdown(self.loops, directory, handler, limit, watchers)
         handler.interrupt_with(
             None,
@@ -342,6 +348,7 @@ class Attempt:
         """The watchers of the loops; a rehearsal has two more."""
         directory = self._directory
         found: list[Watcher] = [
+            self._stops,
             self._train_state,
             directory.saver,
             LedgerWatcher(directory.ledger, self.loops),

@@ -21,13 +21,13 @@ from forge.errors import (
     Reason,
 )
 from forge.group.facts import StopRequest
-from forge.group.watcher import Watchers
 from forge.process.time_limit import TimeLimit
 from forge.shutdown import stopping
 from forge.shutdown.signal_handler import ShutdownHandler
 from forge.training.decide import Halt
 from forge.training.loop.loop_progress import LoopProgress
 from forge.training.start.attempt_io import AttemptIO
+from forge.training.watchers import Watchers
 
 ENDS = (CheckpointError, ConfigError, DirectoryInUse, RankFailed, RankLost)
 """Errors that end the job, such as a state that cannot be saved."""
