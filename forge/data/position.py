@@ -17,6 +17,7 @@ import copy
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from forge.compat import of_torch
 from forge.data import loaders, properties, seeding, sharing
 from forge.data.parts import LOADER, LoaderParts
 from forge.data.proof import Kind, Proof
@@ -296,7 +297,7 @@ class Position:
             self._properties_now().batches_to_skip(taken, _properties_in(state))
         self._iterator = None
         if getattr(self._loader, "persistent_workers", False):
-            self._loader._iterator = None  # else it would continue its current epoch
+            of_torch.forget_iterator(self._loader)  # else it would continue its current epoch
         self.epoch, self._total = state["epoch"], state["total"]
         self.taken = 0
         self._start = state["start"]

@@ -1,4 +1,4 @@
-"""What watches the loops of a Run, and can request a stop or a save at a step boundary."""
+"""The base of all watchers of a Run, which can request a stop or a save at a step boundary."""
 
 from __future__ import annotations
 

@@ -188,6 +188,8 @@ class ShutdownHandler:
     ) -> None:
         """Call a function in the main thread after a stopping signal. Main thread only.
 
+        `Attempt._make_ready` calls this for a Run, and `stopping.hold_interrupts` outside of one.
+
         Args:
             callback: The function, which can raise; None (the default): a signal only sets the
                 flag.

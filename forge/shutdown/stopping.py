@@ -165,7 +165,10 @@ def has_job(directory: Path) -> None:
 
 
 def offer_requeuer(find: Callable[[Policy, Path], Requeuer | None]) -> None:
-    """Register `find(policy, job directory)`, which returns the job's `Requeuer`, or None."""
+    """Register `find(policy, job directory)`, which returns the job's `Requeuer`, or None.
+
+    `forge/__init__.py` does, as it loads `forge.Run`.
+    """
     _find_requeuer[:] = [find]
 
 

@@ -1,4 +1,4 @@
-"""What saves cost, as the ledger records it, and the time between two saves that follows from it.
+"""The cost of saves, as the ledger records it, and the time between two saves that follows.
 
 With `checkpoint.every_s: auto` that time is the one that loses least to saving and to failing. It
 is computed once a start, from the saves and the losses of the attempts before.

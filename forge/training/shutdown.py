@@ -151,7 +151,7 @@ class Shutdown:
             messages.warn(f"Step {self._loops.step - 1} ended{self._waited()}")
 
     def held_up_by(self) -> str:
-        """What a forced exit interrupts, for its message; called from any thread."""
+        """The step that a forced exit interrupts, for its message; called from any thread."""
         if not self._loops.is_in_step:
             return ""
         return f". Step {self._loops.step} had not ended{self._waited()}"

@@ -123,7 +123,7 @@ class BadSteps:
 
 
 class NanPolicy:
-    """Judges steps. `wants` is the action for the next boundary."""
+    """Judges steps. `wants` is the action for the next boundary; `Boundary._decide` reads it."""
 
     def __init__(self, config: NanConfig) -> None:
         self._config = config

@@ -29,7 +29,7 @@ class Updater(Watcher):
     Args:
         live: The objects of the run.
         nan: Judges the updates.
-        note: Writes an event into the ledger.
+        note: Writes an event into the ledger: `Attempt._note`.
         is_enabled: Whether to judge them; else every update is done.
     """
 
@@ -46,7 +46,7 @@ class Updater(Watcher):
         self._note = note
         self._is_enabled = is_enabled
         self._scaling: Scaling | None = None
-        """What the updates with a GradScaler share; None before the first."""
+        """The state of the updates with a GradScaler; None before the first."""
         named = list(live.parameters())  # training cannot change them: a save would refuse it
         self._parameters = [parameter for _, parameter in named]
         self._names = {id(parameter): name for name, parameter in named}
