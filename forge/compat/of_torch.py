@@ -144,6 +144,14 @@ def makes_own_iterator(loader: torch.utils.data.DataLoader[Any]) -> bool:
     return type(loader)._get_iterator is not DataLoader._get_iterator
 
 
+def forget_iterator(loader: Any) -> None:
+    """Let the next pass of a DataLoader with persistent workers begin with a new iterator.
+
+    If it goes: give the Position a new DataLoader with the same arguments.
+    """
+    loader._iterator = None
+
+
 def default_store() -> Any:
     """The rendezvous store of the default process group.
 

@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import Sampler
 
 from forge.errors import ConfigError
-from forge.group import collectives, start
+from forge.group import collectives
 
 
 class GlobalBatchSampler(Sampler[list[int]]):
@@ -58,7 +58,8 @@ class GlobalBatchSampler(Sampler[list[int]]):
     ) -> None:
         what = "This GlobalBatchSampler"
         if num_replicas is None and rank is None:
-            start.check_met("before the sampler is made, or pass it num_replicas and rank", what)
+            when = "before the sampler is made, or pass it num_replicas and rank"
+            collectives.check_met(when, what)
         own_rank, size = collectives.rank_and_size()
         num_replicas = size if num_replicas is None else num_replicas
         rank = own_rank if rank is None else rank

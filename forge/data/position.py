@@ -5,30 +5,24 @@ random state at its start, batches taken). A resume restores the random state, m
 and skips the same number of batches:
 
     state_dict on the loader   restores itself (StatefulDataLoader, your own iterables)
-    DataLoader                 skips indices if that is exact: without workers, or `seeded`
-    DataLoader with workers    loads the batches again, so that workers draw the same numbers
-    any other iterable         iterates again; also a DataLoader with its own `__iter__`
+    any other                  is iterated again, without its first batches: see `skipping`
 
 Another number of ranks means another number of batches: see `sharing`. A loader that changed in
 another way is refused inside an epoch, and logged between two epochs: see `properties`.
-One module, since saving a position and continuing from it read and write the same fields.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset
-
+from forge.compat import of_torch
 from forge.data import loaders, properties, seeding, sharing
 from forge.data.parts import LOADER, LoaderParts
 from forge.data.proof import Kind, Proof
 from forge.data.properties import Properties
 from forge.data.sharing import Sharing
-from forge.data.skipping import Skipping, without
 from forge.data.workers import iter_with_blocked_signals
 from forge.errors import ConfigError
 from forge.group import collectives
@@ -69,10 +63,6 @@ class Position:
     def is_stateful(self) -> bool:
         """Whether the loader saves its position itself."""
         return self._proof.kind is not Kind.replayed
-
-    @property
-    def _is_dataloader(self) -> bool:
-        return isinstance(self._loader, DataLoader) and not self.is_stateful
 
     # -- taking --------------------------------------------------------------------------------
 
@@ -307,7 +297,7 @@ class Position:
             self._properties_now().batches_to_skip(taken, _properties_in(state))
         self._iterator = None
         if getattr(self._loader, "persistent_workers", False):
-            self._loader._iterator = None  # else it would continue its current epoch
+            of_torch.forget_iterator(self._loader)  # else it would continue its current epoch
         self.epoch, self._total = state["epoch"], state["total"]
         self.taken = 0
         self._start = state["start"]
@@ -363,64 +353,11 @@ class Position:
 
     def _iter_without(self, count: int) -> Iterator[Any]:
         """An iterator over the epoch of `_start`, without its first batches."""
-        if self._can_skip_indices():
-            return self._iter_skipping_indices(count)
-        if not (self._is_dataloader and self._redraws()):
-            return without(self._make_iterator(), count)
-        # The order that persistent workers get is that of their epoch, whatever they draw.
-        with self._sampling(Skipping(self._sampler, 0, self._begin_again)):
-            # A generator function as `__iter__` reads its sampler only at its first batch.
-            return without(self._make_iterator(), count)
+        from forge.data.skipping import Rest  # only a resume inside an epoch skips batches
 
-    def _make_iterator(self) -> Iterator[Any]:
-        """A new iterator, with the random state that its first batch is taken with."""
-        iterator = iter_with_blocked_signals(self._loader)
-        if self._start is not None and "first" in self._start:
-            rng.restore(self._start["first"])
-        return iterator
-
-    def _can_skip_indices(self) -> bool:
-        return (
-            self._is_dataloader
-            and not loaders.has_own_iter(self._loader)
-            and not isinstance(self._loader.dataset, IterableDataset)
-            and (self._loader.num_workers == 0 or loaders.is_seeded(self._loader))
-        )
-
-    def _redraws(self) -> bool:
-        """Persistent workers draw a seed only in the first epoch; a new iterator draws again."""
-        is_iterable = isinstance(self._loader.dataset, IterableDataset)
-        return self._loader.persistent_workers and self.epoch > 0 and not is_iterable
-
-    def _iter_skipping_indices(self, count: int) -> Iterator[Any]:
-        before = self._begin_again if self._redraws() else None
-        skipping = Skipping(self._sampler, count, before)
-        with self._sampling(skipping):
-            iterator = self._make_iterator()
-        if not skipping.is_begun:  # `_get_iterator` is a generator function: skip batches instead
-            return without(iterator, count)
-        if count:
-            skipping.skip()
-        return iterator
-
-    @property
-    def _sampler_name(self) -> str:
-        return "sampler" if self._loader.batch_sampler is None else "batch_sampler"
-
-    @property
-    def _sampler(self) -> Any:
-        """The sampler that yields the loader's indices."""
-        return getattr(self._loader, self._sampler_name)
-
-    @contextmanager
-    def _sampling(self, skipping: Skipping) -> Iterator[None]:
-        """In the block, the loader's indices come from `skipping`."""
-        name, inner = self._sampler_name, self._sampler
-        self._loader.__dict__[name] = skipping  # DataLoader forbids a plain assignment
-        try:
-            yield
-        finally:
-            self._loader.__dict__[name] = inner
+        first = self._start.get("first") if self._start is not None else None
+        rest = Rest(self._loader, self.epoch, self._begin_again, first)
+        return rest.iterate(count, is_replayed=not self.is_stateful)
 
     def _parts_state(self) -> dict[str, Any]:
         return self._parts.state(is_place=self.is_stateful)

@@ -1,14 +1,116 @@
-"""Skipping the first batches of an epoch: the whole batches, or only their indices."""
+"""The rest of an epoch: its batches without the first ones, which a resumed job has trained on.
+
+DataLoader                 skips indices if that is exact: without workers, or `seeded`
+DataLoader with workers    loads the batches again, so that workers draw the same numbers
+any other iterable         iterates again; also a DataLoader with its own `__iter__`
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from torch.utils.data import DataLoader, IterableDataset
+
+from forge.data import loaders
+from forge.data.workers import iter_with_blocked_signals
 from forge.errors import StateMismatch
+from forge.state import rng
 
 
-class Skipping:
+class Rest:
+    """The rest of one epoch of a loader.
+
+    Args:
+        loader: Any iterable.
+        epoch: Number of the epoch.
+        begin_again: Restores the random state and the parts of the loader from the epoch's start.
+        first: The random state with which the first batch is taken, if it is not that of the start.
+    """
+
+    def __init__(
+        self,
+        loader: Any,
+        epoch: int,
+        begin_again: Callable[[], None],
+        first: dict[str, Any] | None,
+    ) -> None:
+        self._loader = loader
+        self._epoch = epoch
+        self._begin_again = begin_again
+        self._first = first
+
+    def iterate(self, count: int, *, is_replayed: bool) -> Iterator[Any]:
+        """An iterator over the epoch, without its first `count` batches.
+
+        Args:
+            is_replayed: Whether forge counts the batches; else the loader keeps its position.
+        Raises:
+            StateMismatch: If the epoch has fewer batches.
+        """
+        if not (is_replayed and isinstance(self._loader, DataLoader)):
+            return _without(self._make_iterator(), count)
+        if self._can_skip_indices():
+            return self._iter_skipping_indices(count)
+        if not self._redraws():
+            return _without(self._make_iterator(), count)
+        # The order that persistent workers get is that of their epoch, whatever they draw.
+        with self._sampling(_Skipping(self._sampler, 0, self._begin_again)):
+            # A generator function as `__iter__` reads its sampler only at its first batch.
+            return _without(self._make_iterator(), count)
+
+    def _make_iterator(self) -> Iterator[Any]:
+        """A new iterator, with the random state that its first batch is taken with."""
+        iterator = iter_with_blocked_signals(self._loader)
+        if self._first is not None:
+            rng.restore(self._first)
+        return iterator
+
+    def _can_skip_indices(self) -> bool:
+        return (
+            not loaders.has_own_iter(self._loader)
+            and not isinstance(self._loader.dataset, IterableDataset)
+            and (self._loader.num_workers == 0 or loaders.is_seeded(self._loader))
+        )
+
+    def _redraws(self) -> bool:
+        """Persistent workers draw a seed only in the first epoch; a new iterator draws again."""
+        is_iterable = isinstance(self._loader.dataset, IterableDataset)
+        return self._loader.persistent_workers and self._epoch > 0 and not is_iterable
+
+    def _iter_skipping_indices(self, count: int) -> Iterator[Any]:
+        before = self._begin_again if self._redraws() else None
+        skipping = _Skipping(self._sampler, count, before)
+        with self._sampling(skipping):
+            iterator = self._make_iterator()
+        if not skipping.is_begun:  # `_get_iterator` is a generator function: skip batches instead
+            return _without(iterator, count)
+        if count:
+            skipping.skip()
+        return iterator
+
+    @property
+    def _sampler_name(self) -> str:
+        return "sampler" if self._loader.batch_sampler is None else "batch_sampler"
+
+    @property
+    def _sampler(self) -> Any:
+        """The sampler that yields the loader's indices."""
+        return getattr(self._loader, self._sampler_name)
+
+    @contextmanager
+    def _sampling(self, skipping: _Skipping) -> Iterator[None]:
+        """In the block, the loader's indices come from `skipping`."""
+        name, inner = self._sampler_name, self._sampler
+        self._loader.__dict__[name] = skipping  # DataLoader forbids a plain assignment
+        try:
+            yield
+        finally:
+            self._loader.__dict__[name] = inner
+
+
+class _Skipping:
     """A sampler that skips its first indices, the first time it is iterated."""
 
     def __init__(self, inner: Any, count: int, before: Any) -> None:
@@ -40,10 +142,10 @@ class Skipping:
         self._is_skipped = True
         if self._before is not None:
             self._before()
-        without(self._iterator, self._count)
+        _without(self._iterator, self._count)
 
 
-def without(iterator: Iterator[Any], count: int) -> Iterator[Any]:
+def _without(iterator: Iterator[Any], count: int) -> Iterator[Any]:
     """The iterator without its first batches.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The collectives that forge runs during training.
+"""The ranks of torch.distributed: the group of a Run, and the collectives during training.
 
 Flags are int32[n], reduced by MAX or MIN.
 """
@@ -7,14 +7,36 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from forge.process import sections
+from forge.errors import ConfigError
+from forge.group.group import Coordinator, SingleProcess
+from forge.process import sections, world
 from forge.process.progress import Phase
+
+
+def enter_group(folder: Callable[[], Path]) -> Coordinator:
+    """The group of a Run that is being entered; several ranks have to enter it together.
+
+    Args:
+        folder: Called on rank 0 of several; returns the job's `.forge`, for the ranks' secret.
+    Raises:
+        ConfigError: If there are several ranks, but torch.distributed is not initialised.
+        RankLost: If another rank does not arrive.
+        OSError: If the secret cannot be written.
+    """
+    check_met("before forge.Run is entered, on every rank", "This Run")
+    if num_ranks() == 1:
+        return SingleProcess()
+    from forge.group.ranks import StoreCoordinator  # one process needs none of its parts
+
+    return StoreCoordinator(folder)
 
 
 def any_rank(*, flag: bool, device: torch.device | None = None) -> bool:
@@ -67,6 +89,27 @@ def rank_and_size() -> tuple[int, int]:
     """(rank, number of ranks) from torch.distributed; (0, 1) if it is not initialised."""
     is_alone = not (dist.is_available() and dist.is_initialized())
     return (0, 1) if is_alone else (dist.get_rank(), dist.get_world_size())
+
+
+def check_met(when: str, what: str) -> None:
+    """Check that torch.distributed is initialised if the environment names several ranks.
+
+    Args:
+        when: For the error: when to call `forge.distributed.init`.
+        what: For the error: what needs the other ranks.
+    Raises:
+        ConfigError: If it is not initialised.
+    """
+    if dist.is_available() and dist.is_initialized():
+        return
+    found = world.of(os.environ)
+    if found.size > 1:
+        problem = (
+            f"this process is rank {found.rank} of {found.size}, but torch.distributed is not"
+            f" initialised: call forge.distributed.init() {when}. If the processes are independent"
+            " trainings, each in its own directory, set FORGE_RANKS=1."
+        )
+        raise ConfigError([problem], what)
 
 
 def _meeting_device(device: torch.device | None) -> torch.device:

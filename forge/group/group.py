@@ -1,4 +1,4 @@
-"""The interface by which an attempt coordinates with the other ranks of its job."""
+"""How an attempt coordinates with the other ranks of its job, if there are any."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MARGIN = 1
 
 
 class Coordinator(Protocol):
-    """Coordinates this rank with all others.
+    """Coordinates this rank with all others; `collectives.enter_group` returns the one of a Run.
 
     Agreeing is neither a collective nor a barrier: a thread or a signal can make a request at any
     time, and a rank must not wait for another one that is blocked in a collective.
@@ -44,6 +44,9 @@ class Coordinator(Protocol):
         Raises:
             RankLost: If another rank does not answer.
         """
+
+    def adopt(self, fact: Request) -> None:
+        """Agree on a request that all ranks have exchanged already, at the same boundary."""
 
     def hold(self, boundary: int) -> None:
         """Stay at a boundary where the run can stop, until `let_go`; all ranks have to call it."""
@@ -109,6 +112,10 @@ class SingleProcess:
         while not self._proposed.empty():
             self._agreed = self._agreed.including(self._proposed.get())
         return self._agreed
+
+    def adopt(self, fact: Request) -> None:
+        """See `Coordinator.adopt`."""
+        self._agreed = self._agreed.including(fact)
 
     def hold(self, boundary: int) -> None:
         """See `Coordinator.hold`."""

@@ -172,6 +172,10 @@ class StoreCoordinator:
         """Whether no agreement in progress and no request of this rank blocks the boundary."""
         return boundary < min((self._limit, *self._own.values()))
 
+    def adopt(self, fact: Request) -> None:
+        """See `Coordinator.adopt`."""
+        self._agreed = self._agreed.including(fact)
+
     def hold(self, boundary: int) -> None:
         """See `Coordinator.hold`."""
         with self._changed:

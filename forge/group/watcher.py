@@ -1,8 +1,7 @@
-"""Watchers of the loops of a Run, which can request a stop or a save at a step boundary."""
+"""The base of all watchers of a Run, which can request a stop or a save at a step boundary."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 from forge.group.facts import Request
@@ -41,24 +40,3 @@ class Watcher:
 
     def on_stop(self) -> None:
         """The attempt ends here: callbacks run, and child processes end."""
-
-
-class Watchers:
-    """The methods of several watchers, by name, in the order of the watchers."""
-
-    def __init__(self, watchers: Sequence[Watcher]) -> None:
-        self._watchers = watchers
-        self.on_boundary = self._all(Watcher.on_boundary)
-        self.request = self._all(Watcher.request)
-        self.before_step = self._all(Watcher.before_step)
-        self.on_step = self._all(Watcher.on_step)
-        self.on_batch = self._all(Watcher.on_batch)
-        self.on_evaluation = self._all(Watcher.on_evaluation)
-        self.on_loop_end = self._all(Watcher.on_loop_end)
-        self.on_stop = self._all(Watcher.on_stop)
-
-    def _all(self, method: Callable[..., Any]) -> list[Callable[..., Any]]:
-        name = method.__name__
-        return [
-            getattr(one, name) for one in self._watchers if getattr(type(one), name) is not method
-        ]

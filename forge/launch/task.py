@@ -27,7 +27,7 @@ from forge.jobdir.job_files import RESULT, RESULT_JSON, TASK, forge_dir, suffix
 from forge.jobdir.plan import read
 from forge.jobdir.verdict import Verdict
 from forge.process import stacks
-from forge.process.announcement import Announcement
+from forge.process.time_limit import Announcement
 from forge.shutdown import interpreter_exit
 from forge.sweeps import output
 

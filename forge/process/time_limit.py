@@ -18,6 +18,9 @@ Slurm can send it up to a minute early, and the run can use that minute.
 from __future__ import annotations
 
 import math
+import os
+import signal
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -219,3 +222,48 @@ def env_for_child(
         left_s -= max(plan.warning_s - plan.timeout_s, 0.0)
     end = min(time.time() + left_s, end_time_from_env(environment) or math.inf)
     return {END_TIME: f"{end:.3f}"}
+
+
+class Announcement:
+    """The announcing signal of one process, if it arrives early, during the start-up.
+
+    The start-up (imports, building the model, entering a Run) then continues, as a training loop
+    does: otherwise the attempt would exit without training. The signal is ignored, and sent again
+    when it is due.
+
+    Args:
+        name: The signal, without `SIG`.
+        due_s: Seconds before the end of the task at which it is due.
+        folder: The folder in which a wrapper writes a changed end time.
+    """
+
+    def __init__(self, name: str, due_s: float, folder: Path | None = None) -> None:
+        self._number = signal.Signals[f"SIG{name}"]
+        self._due_s = due_s
+        self._moved = None if folder is None else folder / MOVED
+        self._is_put_off = False
+
+    def put_off(self, number: int) -> bool:
+        """Whether this signal is an early announcement; if so, it is sent again when it is due."""
+        if number != self._number or not is_early(self._early_s()):
+            return False
+        if not self._is_put_off:
+            self._is_put_off = True
+            threading.Thread(
+                target=self._send_again, name="forge-announcement", daemon=True
+            ).start()
+        return True
+
+    def _early_s(self) -> float:
+        """Seconds until it is due; 0.0 if no wrapper has set the end time."""
+        end = end_time_from_env(os.environ)
+        if end is None or END_TIME not in os.environ:
+            return 0.0
+        now = time.time()
+        return moved_left_s(self._moved, end - now, now) - self._due_s
+
+    def _send_again(self) -> None:
+        while (early_s := self._early_s()) > 0:  # the end time can change meanwhile
+            time.sleep(early_s)
+        self._is_put_off = False
+        os.kill(os.getpid(), self._number)

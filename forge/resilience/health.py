@@ -10,7 +10,7 @@ from forge import messages
 from forge.config.schema import NanAction
 from forge.group.collectives import any_rank
 from forge.health.devices import check_gpu_health, check_nccl_health
-from forge.training.nan.bad_steps import BadSteps, NaNState
+from forge.training.nan.nan_policy import BadSteps, NaNState
 from forge.training.nan.norms import mean, non_finite, total_norm
 
 __all__ = ["NaNDetector", "NaNState", "check_gpu_health", "check_nccl_health"]

@@ -67,6 +67,7 @@ class ShutdownHandler:
             code 70 by `os._exit`, its children with it; 0 never forces.
         actions: Signal (`TERM`, `SIGUSR1`, …) -> stop | requeue | save | ignore.
         stacks_dir: Where the forced exit writes the stacks; the working directory by default.
+        before_force: Called before a forced exit; has to limit its own time.
     """
 
     def __init__(
@@ -74,22 +75,20 @@ class ShutdownHandler:
         timeout_sec: float = 600.0,
         actions: Mapping[str, str] | None = None,
         stacks_dir: Path | str | None = None,
+        before_force: Callable[[], object] | None = None,
     ) -> None:
         self._decisive: signal.Signals | None = None
         self._is_save_requested = False
         self._interrupt: Callable[[], None] | None = None
         self._trips: dict[int, FrameType | None] = {}
         """Signals for the main thread since its last check; 0: the thread has asked for a check."""
-        self.pass_over: Callable[[signal.Signals], bool] | None = None
-        """Whether a stopping signal that arrives now changes nothing; called from any thread."""
+        self._pass_over: Callable[[signal.Signals], bool] | None = None
+        self._held_up_by: Callable[[], str] | None = None
+        self._before_force = before_force
         self.deadline: float | None = None
         """`time.monotonic()` of the forced exit, or None."""
         self.asked_at: float | None = None
         """`time.monotonic()` of the first stopping signal, or None."""
-        self.held_up_by: Callable[[], str] | None = None
-        """Describes for the forced exit's message what it interrupts; called from any thread."""
-        self.before_force: Callable[[], object] | None = None
-        """Called before a forced exit; has to limit its own time."""
         self._interrupts = 0
         self._originals: dict[signal.Signals, Any] = {}
         self._lock = threading.RLock()  # re-entrant: handlers interrupt the main thread anywhere
@@ -180,14 +179,26 @@ class ShutdownHandler:
             self._install()
         return replaced
 
-    def interrupt_with(self, callback: Callable[[], None] | None) -> None:
+    def interrupt_with(
+        self,
+        callback: Callable[[], None] | None,
+        *,
+        pass_over: Callable[[signal.Signals], bool] | None = None,
+        held_up_by: Callable[[], str] | None = None,
+    ) -> None:
         """Call a function in the main thread after a stopping signal. Main thread only.
+
+        `Attempt._make_ready` calls this for a Run, and `stopping.hold_interrupts` outside of one.
 
         Args:
             callback: The function, which can raise; None (the default): a signal only sets the
                 flag.
+            pass_over: Whether a stopping signal that arrives now changes nothing; called from any
+                thread.
+            held_up_by: Describes for the forced exit's message what it interrupts; called from any
+                thread.
         """
-        self._interrupt = callback
+        self._interrupt, self._pass_over, self._held_up_by = callback, pass_over, held_up_by
         if self._originals:
             self._install()
 
@@ -372,7 +383,7 @@ class ShutdownHandler:
         _TIME.pack_into(self._heard, 0, time.monotonic())
         if action == "save":
             self._is_save_requested = True
-        if action not in ("stop", "requeue") or (self.pass_over and self.pass_over(received)):
+        if action not in ("stop", "requeue") or (self._pass_over and self._pass_over(received)):
             return
         if received is signal.SIGINT:
             self._interrupts += 1
@@ -390,8 +401,8 @@ class ShutdownHandler:
 
     def _force_exit(self) -> None:
         """End the process now; a lock, a disk or a pipe must not delay this for long."""
-        if self.before_force is not None:
-            self.before_force()
+        if self._before_force is not None:
+            self._before_force()
         sink = open(os.devnull, "w")  # noqa: SIM115 - the process ends before it could be closed
         faulthandler.dump_traceback_later(10, exit=True, file=sink)
         try:
@@ -415,7 +426,7 @@ class ShutdownHandler:
         messages.warn(
             f"Stopping took longer than {self.timeout_sec:g} s"
             f" (`resilience.shutdown.timeout_s`): forced exit with code 70; {where}"
-            + (self.held_up_by() if self.held_up_by is not None else "")
+            + (self._held_up_by() if self._held_up_by is not None else "")
         )
         messages.wait(_LAST_WORDS_S)  # on a busy machine, a message takes a while
 

@@ -26,8 +26,8 @@ from forge.errors import Exit, ExitCode, Reason
 from forge.jobdir import ledger, verdict
 from forge.jobdir.job_files import TOKEN
 from forge.process import processes
-from forge.process.announcement import Announcement
 from forge.process.processes import block_signals as block_signals
+from forge.process.time_limit import Announcement
 from forge.shutdown import interpreter_exit
 from forge.shutdown.signal_handler import ShutdownHandler
 
@@ -114,10 +114,9 @@ def install(policy: Policy, stacks_dir: Path | None = None) -> ShutdownHandler:
     if _state.handler is not None and _state.handler.is_of_parent:
         _state.__init__()  # type: ignore[misc]
     if _state.handler is None:
-        handler = ShutdownHandler(policy.stop_s, actions, stacks_dir)
-        handler.before_force = lambda: last_act(int(ExitCode.FORCED), Reason.forced)
+        last = lambda: last_act(int(ExitCode.FORCED), Reason.forced)  # noqa: E731
+        handler = ShutdownHandler(policy.stop_s, actions, stacks_dir, last)
         handler.register()
-        handler.interrupt_with(_leave_unsaved)
         _state.handler = handler
         atexit.register(_at_exit)
     else:
@@ -125,7 +124,7 @@ def install(policy: Policy, stacks_dir: Path | None = None) -> ShutdownHandler:
     warning_s = policy.signal.warning_s
     due_s = min(policy.stop_s or warning_s, warning_s)
     _state.announcement = Announcement(policy.signal.name, due_s, stacks_dir)
-    _state.handler.pass_over = _state.announcement.put_off
+    hold_interrupts(is_held=False)
     return _state.handler
 
 
@@ -166,7 +165,10 @@ def has_job(directory: Path) -> None:
 
 
 def offer_requeuer(find: Callable[[Policy, Path], Requeuer | None]) -> None:
-    """Register `find(policy, job directory)`, which returns the job's `Requeuer`, or None."""
+    """Register `find(policy, job directory)`, which returns the job's `Requeuer`, or None.
+
+    `forge/__init__.py` does, as it loads `forge.Run`.
+    """
     _find_requeuer[:] = [find]
 
 
@@ -202,11 +204,9 @@ def last_act(code: int, reason: Reason) -> int:
 
 def hold_interrupts(*, is_held: bool) -> None:
     """While held, a stopping signal only sets the flag, which a Run reads."""
-    if _state.handler is not None:
-        _state.handler.held_up_by = None  # no Run is there, or not yet
-        if _state.announcement is not None:
-            _state.handler.pass_over = _state.announcement.put_off
-        _state.handler.interrupt_with(None if is_held else _leave_unsaved)
+    if _state.handler is not None and _state.announcement is not None:
+        interrupt = None if is_held else _leave_unsaved
+        _state.handler.interrupt_with(interrupt, pass_over=_state.announcement.put_off)
 
 
 def _leave_unsaved() -> None:

@@ -22,10 +22,10 @@ from forge import messages
 from forge.compat import of_torch
 from forge.config.schema import AUTO, NanAction, Policy, SignalAction
 from forge.errors import ConfigError, Exit, ForgeError, RankLost
-from forge.group import start
+from forge.group.collectives import enter_group
 from forge.group.exchange import Exchange
 from forge.group.group import MARGIN, START_S
-from forge.group.watcher import Watcher, Watchers
+from forge.group.watcher import Watcher
 from forge.health import attempt
 from forge.jobdir import job_dir, spawned
 from forge.jobdir.job_files import RANK, REHEARSAL, SAVE_WITHIN, forge_dir
@@ -44,7 +44,7 @@ from forge.training.loop.evaluations import Evaluations
 from forge.training.loop.loop_progress import LoopProgress
 from forge.training.loop.resumable_loader import ResumableLoader
 from forge.training.loop.steps import Steps
-from forge.training.nan.nan_policy import NanPolicy, RateScale
+from forge.training.nan.nan_policy import NanPolicy
 from forge.training.nan.update import Updater
 from forge.training.optimizer_steps import OptimizerSteps
 from forge.training.parts import Parts
@@ -53,12 +53,19 @@ from forge.training.start import attempt_io, preflight
 from forge.training.start.attempt_io import AttemptIO
 from forge.training.start.checkpoint_owner import CheckpointOwner
 from forge.training.train_state import TrainState
-from forge.training.watchers import HeartbeatWatcher, LedgerWatcher, StopWatcher, TimeWatcher
+from forge.training.watchers import (
+    HeartbeatWatcher,
+    LedgerWatcher,
+    StopWatcher,
+    TimeWatcher,
+    Watchers,
+)
 
 if TYPE_CHECKING:
     from forge.training.followers import Followers
     from forge.training.loop.epochs import Epochs
     from forge.training.loop.pushed import PushedLoop, Start
+    from forge.training.rollback import RateScale
 
 _LEAVE_S = 10.0
 """Seconds that ranks wait for each other when they exit."""
@@ -152,7 +159,7 @@ class Attempt:
         """Meet the other ranks, and claim the directories of the job and of its checkpoints."""
         self._was_installed = stopping.is_installed()
         with preflight.exits():
-            self._group = start.group(self._secret_folder)
+            self._group = enter_group(self._secret_folder)
         exchange = Exchange(self._group, "start", START_S)
         entered = "this forge.Run (every rank has to enter it)"
         try:
@@ -300,14 +307,18 @@ class Attempt:
         limit = TimeLimit(os.environ, self._stop_s, folder=folder, num_steps=num_steps)
         announcement = signal.Signals[f"SIG{policy.signal.name}"]
         due_s = min(self._stop_s, policy.signal.warning_s)
-        handler.pass_over = lambda number: number == announcement and limit.is_too_soon(due_s)
         within_s = float(os.environ.get(SAVE_WITHIN) or math.inf)
         if self._interval.is_auto and self.resumed_from is None:
             within_s = min(within_s, interval.LEAST_S)  # early: it shows whether saves work at all
         directory.saver.expect(self._live_bytes, self._interval.every_s, within_s)
         self._stops = stops = StopWatcher(handler, limit, directory.saver, self._nan)
-        watchers = Watchers([stops, *self._watchers()])
+        watchers = Watchers(self._watchers())
         self._shutdown = Shutdown(self.loops, directory, handler, limit, watchers)
+        handler.interrupt_with(
+            None,
+            pass_over=lambda number: number == announcement and limit.is_too_soon(due_s),
+            held_up_by=self._shutdown.held_up_by,
+        )
         self._parts = parts = Parts(
             policy=policy,
             group=group,
@@ -324,12 +335,12 @@ class Attempt:
             watchers=watchers,
         )
         self.boundary = Boundary(parts)
-        self.log, self.save = directory.metrics.log, self.boundary.save
-        self.finish = self.boundary.finish
         self._steps = Steps(parts, self.boundary)
         self._epochs: Epochs | None = None
         self._pushed: PushedLoop | None = None
         if policy.nan.action is NanAction.rollback or self._nan.lr_scale != 1:
+            from forge.training.rollback import RateScale  # few trainings need it
+
             self._scales = [RateScale(self._nan, one) for one in self._live.optimizers]
         self._optimizer_steps.enter_run()
 
@@ -337,6 +348,7 @@ class Attempt:
         """The watchers of the loops; a rehearsal has two more."""
         directory = self._directory
         found: list[Watcher] = [
+            self._stops,
             self._train_state,
             directory.saver,
             LedgerWatcher(directory.ledger, self.loops),
@@ -432,6 +444,18 @@ class Attempt:
     def is_stopping(self) -> bool:
         """See `Run.is_stopping`."""
         return self._stops.is_stopping
+
+    def log(self, values: dict[str, Any]) -> None:
+        """See `Run.log`."""
+        self._directory.metrics.log(values)
+
+    def save(self, *, pin: bool) -> None:
+        """See `Run.save`."""
+        self.boundary.save(pin=pin)
+
+    def finish(self, reason: str) -> None:
+        """See `Run.finish`."""
+        self.boundary.finish(reason)
 
     def log_to(self, loggers: Iterable[Any]) -> None:
         """See `Run.log_to`."""

@@ -9,7 +9,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from forge import messages
 from forge.config.schema import NanAction
@@ -18,6 +18,7 @@ from forge.errors import ForgeError
 from forge.group.facts import FailureReport, FinishRequest, Request, SaveRequest, StopRequest
 from forge.process import sections
 from forge.process.progress import Phase
+from forge.training import misuse
 from forge.training.decide import (
     Decision,
     Finish,
@@ -29,15 +30,16 @@ from forge.training.decide import (
     Stop,
     decide,
 )
-from forge.training.loop.loop_lengths import LoopLengths
 from forge.training.loop.loop_state import EpochPhase
-from forge.training.loop.snapshot_holder import SnapshotHolder
-from forge.training.loop_end import LoopEnd
 from forge.training.parts import Parts
 from forge.training.run_end import RunEnd
 from forge.training.saver import SaveCause
 from forge.training.shutdown import ENDS
 from forge.training.start import preflight
+
+if TYPE_CHECKING:
+    from forge.training.loop.loop_lengths import LoopLengths
+    from forge.training.loop.snapshot_holder import PendingSnapshot, SnapshotHolder
 
 
 class Boundary:
@@ -62,10 +64,14 @@ class Boundary:
         self._visits = 0  # boundaries reached so far
         self._pinned: int | None = None
         """The step of the checkpoint that was pinned last."""
-        self._end = LoopEnd(parts)
         self._run_end = RunEnd(parts)
-        self.lengths = LoopLengths(parts)
-        self._snapshots = SnapshotHolder(parts)
+        self.lengths: LoopLengths | None = None
+        """Keeps the loops of several ranks equally long."""
+        if not self.is_alone:
+            from forge.training.loop.loop_lengths import LoopLengths  # one rank needs none
+
+            self.lengths = LoopLengths(parts)
+        self._holder: SnapshotHolder | None = None
         self._after_s = math.inf  # seconds that the code after a pass took last time
         self._after_began: float | None = None
         self._holding, self._after = contextlib.ExitStack(), contextlib.ExitStack()
@@ -93,14 +99,14 @@ class Boundary:
     def leave_loop(self) -> None:
         """A loop is left by a break, or by an error."""
         self._loops.break_off()
-        self.lengths.note_left()
+        self.note_left()
         self._tell_loop_end()
         self._run_end.leave_loop()
         self._loops.end_loop()
 
     def break_off(self, because: str) -> None:
         """Save the end of a loop of which only its owner, on all ranks, knows that it ends here."""
-        self.lengths.note_left()
+        self.note_left()
         self.check_left()
         self._loops.break_off(because)
         self.save_anew()
@@ -115,10 +121,16 @@ class Boundary:
         for tell in self._watchers.on_loop_end:
             tell(self._loops.step)
 
+    def note_left(self) -> None:
+        """This rank leaves its loop: by a break or an error, which look the same, or `end_loop`."""
+        if self.lengths is not None:
+            self.lengths.note_left()
+
     def check_left(self) -> None:
         """Exit if this rank has left its loop alone."""
-        with self._shutdown.giving_up():
-            self.lengths.check_left()
+        if self.lengths is not None:
+            with self._shutdown.giving_up():
+                self.lengths.check_left()
 
     def finish_run(self) -> StopRequest | None:
         """The last loop has ended, and the code after it; see `RunEnd.finish`."""
@@ -165,8 +177,9 @@ class Boundary:
                     self._finish_loop(text)
             is_end = isinstance(decision, Finish)
             if self._loops.due is None or (is_end and not has_ended):
-                self._loops.due = self._evaluations.due(
-                    self._loops.step, is_end=is_end, is_rest=self._loops.due == []
+                is_rest = self._loops.due == []
+                self._loops.expect(
+                    self._evaluations.due(self._loops.step, is_end=is_end, is_rest=is_rest)
                 )
                 has_ended = is_end
             if isinstance(decision, Finish) and decision.stop is not None:
@@ -208,7 +221,7 @@ class Boundary:
             agreed = self._group.agreed(self._visits)
         except ENDS as error:
             self._shutdown.give_up(error)
-        return decide(self._end.added_to(agreed), self._loops.step, known)
+        return decide(agreed, self._loops.step, known)
 
     def _propose(self, asks: Iterable[Callable[[int], Request | None]]) -> bool:
         """Propose what watchers request; returns whether they request something."""
@@ -249,7 +262,18 @@ class Boundary:
 
     def finish(self, text: str) -> None:
         """See `Run.finish`."""
-        self._end.request(text, is_in_function=self._evaluations.is_entered)
+        loops, is_in_function = self._loops, self._evaluations.is_entered
+        if not (loops.is_in_step or is_in_function):
+            raise ForgeError(misuse.FINISH_OUTSIDE_A_LOOP)
+        request = FinishRequest(loops.number, loops.next_boundary, text, self._nan.rollbacks)
+        if self.lengths is None:
+            self._group.propose(request)
+        else:
+            self.lengths.finish(request, is_in_function=is_in_function)
+
+    def _share_finish(self, unless: Callable[[], object] = bool) -> None:
+        if self.lengths is not None:
+            self.lengths.share_finish(unless)
 
     def _finish_loop(self, text: str) -> None:
         """End the loop for good, as `break` does, and record why; a later start finds it ended."""
@@ -259,6 +283,19 @@ class Boundary:
     def _begin_evaluation(self) -> None:
         for tell in self._watchers.on_evaluation:
             tell(self._loops.step)
+
+    @property
+    def _snapshots(self) -> SnapshotHolder:
+        """Holds boundaries; made for the first function of `run.every`, or the first epoch."""
+        if self._holder is None:
+            from forge.training.loop.snapshot_holder import SnapshotHolder  # others need none
+
+            self._holder = SnapshotHolder(self._parts)
+        return self._holder
+
+    @property
+    def _held(self) -> PendingSnapshot | None:
+        return None if self._holder is None else self._holder.held
 
     def _evaluate(self, due: list[str]) -> None:
         """Run functions of `run.every`; metrics that they log belong to the last step done."""
@@ -281,9 +318,9 @@ class Boundary:
                 raise
             if snapshots.held is None:
                 self._stops.limit.end_interval()  # a stop had to wait for the functions
-            self._end.share(self._group.held_stop)
+            self._share_finish(self._group.held_stop)
             snapshots.let_go()
-            self._loops.due = []
+            self._loops.expect([])
             self._saver.evaluated(self._loops.step)
 
     def _save(self, save: Save) -> None:
@@ -301,7 +338,7 @@ class Boundary:
             self._directory.pin(self._loops.step)
 
     def _stop(self, request: StopRequest) -> NoReturn:
-        held, final = self._snapshots.held, self._saver.save_final
+        held, final = self._held, self._saver.save_final
         save = lambda: final(self._loops.step, self._train_state.capture, SaveCause.stop)  # noqa: E731
         self._shutdown.stop(request, held.commit if held is not None else save)
 
@@ -331,15 +368,15 @@ class Boundary:
         if is_first:
             assert loops.epochs is not None
             is_new = loops.due is None  # after a break: functions due at this step have not run
-            loops.due = self._evaluations.due_after_pass(epoch, loops.step, is_new=is_new)
+            loops.expect(self._evaluations.due_after_pass(epoch, loops.step, is_new=is_new))
             loops.epochs.phase = EpochPhase.after
-        if loops.due and is_left:
+        if loops.due and is_left and self.lengths is not None:
             self.lengths.check_left()  # before the functions, which can use collectives
         if loops.due and not may_stop:
             self._begin_evaluation()
             self._evaluations.run(loops.due, loops.step)
-            self._end.share()
-            loops.due = []
+            self._share_finish()
+            loops.expect([])
         while loops.due:
             match self._decide(math.inf):
                 case Halt() as halt:
@@ -368,17 +405,18 @@ class Boundary:
             return
         self._after_s, self._after_began = time.monotonic() - self._after_began, None
         with self._after:
-            if self._snapshots.held is not None:
+            if self._held is not None:
                 self._stops.limit.begin_interval()
             self.forget_held()
             self._shutdown.raise_again()
             if not is_left:
-                self._end.share()
+                self._share_finish()
 
     def forget_held(self) -> None:
         """Discard the held state: it must not be saved any more."""
         self._holding.close()
-        self._snapshots.discard()
+        if self._holder is not None:
+            self._holder.discard()
 
     # -- called by the script ------------------------------------------------------------------
 
@@ -401,8 +439,8 @@ class Boundary:
 
     def checkpoint(self) -> None:
         """Save if possible where the main thread was interrupted, and log the last checkpoint."""
-        if self._snapshots.held is not None:
-            self._snapshots.held.commit()
+        if self._held is not None:
+            self._held.commit()
         elif self._loops.is_between:
             self._save_now()
             self._saver.wait()
@@ -413,7 +451,8 @@ class Boundary:
         """See `Run.check_stop`."""
         sections.current().advance(Phase.evaluation)
         self._shutdown.raise_again()
-        self._snapshots.stop_if_due()
+        if self._holder is not None:
+            self._holder.stop_if_due()
 
 
 def _failure(error: ForgeError) -> FailureReport:

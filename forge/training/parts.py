@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from forge.config.schema import Policy
 from forge.group.exchange import Exchange
 from forge.group.group import Coordinator
-from forge.group.watcher import Watchers
 from forge.shutdown.signal_handler import ShutdownHandler
 from forge.training.loop.evaluations import Evaluations
 from forge.training.loop.loop_progress import LoopProgress
@@ -16,12 +15,12 @@ from forge.training.nan.update import Updater
 from forge.training.shutdown import Shutdown
 from forge.training.start.attempt_io import AttemptIO
 from forge.training.train_state import TrainState
-from forge.training.watchers import StopWatcher
+from forge.training.watchers import StopWatcher, Watchers
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Made once, when an attempt has claimed its directory and loaded its checkpoint."""
+    """Made once, by `Attempt._make_ready`: the directory is claimed, the checkpoint is loaded."""
 
     policy: Policy
     group: Coordinator

@@ -1,8 +1,13 @@
-"""A rollback: back to a checkpoint before the first bad step, in this attempt or the next."""
+"""A rollback: back to a checkpoint before the first bad step, in this attempt or the next.
+
+Afterwards the learning rate is that of the schedule, times `nan.rollback.lr_scale`.
+"""
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import Any, NoReturn
+
+import torch
 
 from forge import messages
 from forge.checkpoint.load.reading import Checkpoint
@@ -12,6 +17,7 @@ from forge.process.progress import Phase
 from forge.state import rng
 from forge.training.decide import Halt
 from forge.training.loop.loop_state import LoopState
+from forge.training.nan.nan_policy import NanPolicy
 from forge.training.parts import Parts
 from forge.training.saver import SaveCause
 
@@ -83,3 +89,31 @@ class Rollback:
         self._directory.ledger.write("rollback", step=step, first_bad=first_bad, from_step=bad_step)
         again = "; the batches since then are trained on again" if self._config.skip_data else ""
         self._shutdown.restart(f"rollback to step {step}, in a new attempt{again}")
+
+
+class RateScale:
+    """Multiplies the learning rate during each optimizer step, whichever schedule sets it."""
+
+    def __init__(self, policy: NanPolicy, optimizer: torch.optim.Optimizer) -> None:
+        self._policy = policy
+        self._rates: list[Any] = []
+        self._hooks = [
+            optimizer.register_step_pre_hook(self._before),
+            optimizer.register_step_post_hook(self._after),
+        ]
+
+    def remove(self) -> None:
+        """Remove the hooks from the optimizer."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self._rates = []
+        if self._policy.lr_scale != 1.0:
+            self._rates = [group["lr"] for group in optimizer.param_groups]
+            for group in optimizer.param_groups:
+                group["lr"] = group["lr"] * self._policy.lr_scale
+
+    def _after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        for group, rate in zip(optimizer.param_groups, self._rates, strict=False):
+            group["lr"] = rate

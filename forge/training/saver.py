@@ -22,9 +22,8 @@ from forge.jobdir.ledger import Ledger
 from forge.process import sections
 from forge.process.progress import Phase
 from forge.process.time_limit import RECENT_SAVES, Recent, first_save_s
-from forge.training.loop.pending_snapshot import PendingSnapshot
+from forge.training.interval import Pause, SaveRecord
 from forge.training.nan.nan_policy import NanPolicy
-from forge.training.save_record import Pause, SaveRecord
 
 MAX_FAILURES = 5
 """Failed saves in a row after which the run ends: its progress could not be kept anyway."""
@@ -257,7 +256,7 @@ class Saver(Watcher):
     @sections.in_section(Phase.save, "copy")
     def hold(
         self, step: int, state: Callable[[], Any], *, may_write: bool
-    ) -> PendingSnapshot | None:
+    ) -> Callable[[], None] | None:
         """Keep the state of this boundary, to commit it if a stop comes before the next save.
 
         Args:
@@ -265,13 +264,16 @@ class Saver(Watcher):
             state: Returns the state.
             may_write: Whether to write the state to disk now if there is no memory for a copy;
                 else it is not kept.
+        Returns:
+            A function that writes the state to disk, unless it is there already; None if the state
+            is not kept.
         Raises:
             CheckpointError: If it cannot be written.
         """
         if not self._store.is_alone:
             self._join()  # a background save also communicates with the other ranks
         if self._store.holds(step) and self._evaluated != step:
-            return PendingSnapshot(None)
+            return lambda: None
         snapshot = self._take(step, state, copy=True)
 
         @sections.in_section(Phase.save, "held")
@@ -284,8 +286,8 @@ class Saver(Watcher):
             if not may_write:
                 return None
             commit(SaveCause.held)
-            return PendingSnapshot(None)
-        return PendingSnapshot(commit)
+            return lambda: None
+        return commit
 
     def settle(self) -> None:
         """Wait for the save in progress; a failure is only logged, because another save follows."""

@@ -21,13 +21,13 @@ from forge.errors import (
     Reason,
 )
 from forge.group.facts import StopRequest
-from forge.group.watcher import Watchers
 from forge.process.time_limit import TimeLimit
 from forge.shutdown import stopping
 from forge.shutdown.signal_handler import ShutdownHandler
 from forge.training.decide import Halt
 from forge.training.loop.loop_progress import LoopProgress
 from forge.training.start.attempt_io import AttemptIO
+from forge.training.watchers import Watchers
 
 ENDS = (CheckpointError, ConfigError, DirectoryInUse, RankFailed, RankLost)
 """Errors that end the job, such as a state that cannot be saved."""
@@ -62,7 +62,6 @@ class Shutdown:
         self._limit = limit
         self.exit: Exit | None = None
         """The exception that ends the process, once it has been raised."""
-        handler.held_up_by = self._held_up_by
 
     def stop(self, request: StopRequest, save: Callable[[], None] | None) -> NoReturn:
         """Save and exit; in the middle of a step without a save."""
@@ -151,7 +150,8 @@ class Shutdown:
         if asked_at is not None and time.monotonic() - asked_at > _LONG_WAIT_S:
             messages.warn(f"Step {self._loops.step - 1} ended{self._waited()}")
 
-    def _held_up_by(self) -> str:
+    def held_up_by(self) -> str:
+        """The step that a forced exit interrupts, for its message; called from any thread."""
         if not self._loops.is_in_step:
             return ""
         return f". Step {self._loops.step} had not ended{self._waited()}"

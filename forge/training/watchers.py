@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from forge.errors import ExitCode, Reason
 from forge.group.facts import Request, SaveRequest, StopRequest
@@ -14,6 +16,27 @@ from forge.shutdown.signal_handler import ShutdownHandler
 from forge.training.loop.loop_progress import LoopProgress
 from forge.training.nan.nan_policy import NanPolicy
 from forge.training.saver import Saver
+
+
+class Watchers:
+    """The methods of all watchers of a Run, by name, in the order of `Attempt._watchers`."""
+
+    def __init__(self, watchers: Sequence[Watcher]) -> None:
+        self._watchers = watchers
+        self.on_boundary = self._all(Watcher.on_boundary)
+        self.request = self._all(Watcher.request)
+        self.before_step = self._all(Watcher.before_step)
+        self.on_step = self._all(Watcher.on_step)
+        self.on_batch = self._all(Watcher.on_batch)
+        self.on_evaluation = self._all(Watcher.on_evaluation)
+        self.on_loop_end = self._all(Watcher.on_loop_end)
+        self.on_stop = self._all(Watcher.on_stop)
+
+    def _all(self, method: Callable[..., Any]) -> list[Callable[..., Any]]:
+        name = method.__name__
+        return [
+            getattr(one, name) for one in self._watchers if getattr(type(one), name) is not method
+        ]
 
 
 class StopWatcher(Watcher):

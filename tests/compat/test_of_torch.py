@@ -173,6 +173,16 @@ def test_makes_own_iterator():
         assert not of_torch.makes_own_iterator(torch.utils.data.DataLoader(range(4)))
 
 
+def test_forget_iterator():
+    """Persistent workers would continue the pass that the loader was in."""
+    loader = torch.utils.data.DataLoader(range(4), num_workers=1, persistent_workers=True)
+    with contract(of_torch.forget_iterator):
+        before = iter(loader)
+        assert iter(loader) is before
+        of_torch.forget_iterator(loader)
+        assert iter(loader) is not before
+
+
 @pytest.fixture
 def alone(tmp_path):
     """A process group with this process only."""

@@ -9,9 +9,8 @@ import pytest
 from forge.config.loading import load
 from forge.config.schema import HealthConfig
 from forge.errors import DiskFull
-from forge.health.attempt import Health, asked_for
+from forge.health.attempt import CHECKS, Health, asked_for
 from forge.health.check import Check, Context, Scope, make
-from forge.health.table import CHECKS
 
 HERE = Context(Path(), Path())
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from forge.health.table import CHECKS
+from forge.health.attempt import CHECKS
 
 pytestmark = pytest.mark.slow
 

@@ -105,7 +105,10 @@ with forge.Run({"checkpoint": {"every_steps": 2}}, model=model) as run:
 @pytest.mark.slow
 @pytest.mark.timeout(PATIENCE_S + 30)
 def test_of_a_script_that_thinks_in_epochs_what_it_forgets_is_named(rehearsed):
-    """`best` is kept between epochs and is named, and what is printed of it; `value` is computed in each epoch and is not."""
+    """`best` is kept between epochs and is named; `value` is computed in each epoch and is not.
+
+    The lines with `best` that the script prints differ, too.
+    """
     options = ("--times", "1", "--seed", "5")
     assert rehearsed.run(HEADER + EPOCHS, options=options) == 1, rehearsed.output
     assert re.search(r"^  step \d+: best: float", rehearsed.output, re.M)

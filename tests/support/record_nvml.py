@@ -20,9 +20,9 @@ import pynvml
 from nvml_answers import FOLDER, key
 
 from forge.health import nvml
+from forge.health.attempt import CHECKS
 from forge.health.check import Context, make
 from forge.health.devices import own_devices
-from forge.health.table import CHECKS
 
 
 class Recorder:

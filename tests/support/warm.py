@@ -154,7 +154,6 @@ PACKAGES = {
 """Package -> folder in which the Makefile installs it."""
 
 
-
 def _make_composed() -> None:
     """The first process of the tests makes the folder, and removes it at its end."""
     own, folder = os.getpid(), tempfile.mkdtemp(prefix="forge-composed-")

@@ -15,6 +15,7 @@ from forge.jobdir.ledger import Ledger, read
 from forge.process import sections
 from forge.process.progress import HeartbeatPage, Phase
 from forge.shutdown import stopping
+from forge.training.loop.snapshot_holder import PendingSnapshot
 from forge.training.nan.nan_policy import NanPolicy
 from forge.training.saver import FINAL_TRIES, MAX_FAILURES, SaveCause, Saver
 
@@ -174,7 +175,9 @@ def test_a_held_boundary_that_cannot_be_written_is_tried_again(make_saver, monke
         return write(*args)
 
     monkeypatch.setattr(writing, "write_state", written)
-    held = saver.hold(7, lambda: {"w": torch.ones(3)}, may_write=True)
+    commit = saver.hold(7, lambda: {"w": torch.ones(3)}, may_write=True)
+    assert commit is not None
+    held = PendingSnapshot(commit)
     if failures == FINAL_TRIES:
         with pytest.raises(CheckpointError, match="step 7 could not be saved"):
             held.commit()

@@ -82,7 +82,8 @@ class Epochs:
     def _epochs(self, count: int) -> Generator[int, None, None]:
         loops = self._loops
         now = loops.enter_epochs()
-        self._boundary.lengths.check_count("epochs", count)
+        if self._boundary.lengths is not None:
+            self._boundary.lengths.check_count("epochs", count)
         has_finished = loops.is_complete and count <= now.planned
         if has_finished or (loops.is_over(math.inf) and not loops.due):
             self._boundary.pass_over()
@@ -159,8 +160,9 @@ class Epochs:
         self._is_pass_due = False
         position = self._loops.open_loader(loader, self._epoch.epoch)
         self._enter(position, loader)
-        if self._epoch.phase is EpochPhase.within:
-            self._boundary.lengths.compare(loaders.num_batches(loader))
+        lengths = self._boundary.lengths
+        if lengths is not None and self._epoch.phase is EpochPhase.within:
+            lengths.compare(loaders.num_batches(loader))
         longest = step_limit.longest_pass()
         while self._epoch.phase is EpochPhase.within:
             if self._boundary.pass_through(position, math.inf):
@@ -170,13 +172,14 @@ class Epochs:
                 break
             batch = position.next_of_pass()
             if position.is_over:
-                self._boundary.lengths.ended(position.taken)
+                if lengths is not None:
+                    lengths.ended(position.taken)
                 break
             try:
                 yield from self._steps.step(position, batch)
             except GeneratorExit:
                 position.end_pass(is_left=True)
-                self._boundary.lengths.note_left()
+                self._boundary.note_left()
                 try:
                     self._end_pass(is_left=True)
                 except BaseException as error:  # noqa: BLE001 - nobody hears what is raised here

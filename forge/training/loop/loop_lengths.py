@@ -4,15 +4,19 @@ A rank that ends first would leave the others waiting in a collective. Before th
 ranks compare `n`, and the lengths of their loaders in a pass. If a loader has no length, a rank
 that reaches the end of its pass waits there for the others before the code after the pass runs.
 After a `break` the ranks compare the step: if a rank has left its loop alone, all ranks exit.
+`run.finish` ends the loop of all ranks after the same step.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Callable
 from typing import NoReturn
 
-from forge.errors import ConfigError, RankLost
+from forge.errors import ConfigError, ForgeError, RankLost
+from forge.group import facts
+from forge.group.facts import FinishRequest
 from forge.training.parts import Parts
 
 _REMEDY = (
@@ -41,6 +45,8 @@ class LoopLengths:
         self._exchange = parts.exchange
         self._loops = parts.loops
         self._shutdown = parts.shutdown
+        self._finish: FinishRequest | None = None
+        """The call of `run.finish` on this rank, until the ranks have exchanged it."""
         self._is_known = True
         self._num_left = 0
         self._left: bytes | None = None
@@ -113,7 +119,7 @@ class LoopLengths:
             RankLost: If a rank is gone.
         """
         left, self._left = self._left, None
-        if left is None or self._group.size == 1:
+        if left is None:
             return
         try:
             found = self._group.gather(self._key, left, self._left_s)
@@ -127,6 +133,40 @@ class LoopLengths:
         if len(set(found)) > 1:
             steps = ", ".join(f"rank {r} after {one.decode()} steps" for r, one in enumerate(found))
             self._raise(f"the ranks have left their loops after different steps: {steps}")
+
+    def finish(self, request: FinishRequest, *, is_in_function: bool) -> None:
+        """Handle a call of `run.finish`, which `share_finish` tells the other ranks.
+
+        A proposal of one rank takes effect at a boundary that depends on the clock, but the number
+        of steps of a training must not depend on the clock.
+
+        Args:
+            request: The call.
+            is_in_function: Whether a function of `run.every`, or the code after a pass, is running.
+        Raises:
+            ForgeError: In a step.
+        """
+        if not is_in_function:
+            raise ForgeError(
+                "run.finish() was called inside a step, but this is one of"
+                f" {self._group.size} ranks, which must all end after the same step: call it in a"
+                " function of run.every, or after an epoch's pass."
+            )
+        self._finish = request
+
+    def share_finish(self, unless: Callable[[], object]) -> None:
+        """Exchange calls of `run.finish` where all ranks meet: after functions, or after a pass.
+
+        Args:
+            unless: Whether the ranks stop at this boundary: then they do not wait for each other.
+        """
+        request, self._finish = self._finish, None
+        text = None if request is None else facts.to_text(request)
+        with self._shutdown.giving_up():
+            texts = self._exchange.all_gather("the end of a function", lambda: text, unless)
+        for one in texts:
+            if one is not None:
+                self._group.adopt(facts.from_text(one))
 
     @property
     def _key(self) -> str:

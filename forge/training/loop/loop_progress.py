@@ -14,7 +14,7 @@ from typing import Any
 
 from forge import messages
 from forge.data import loaders
-from forge.data.fixed import FixedParts
+from forge.data.parts import FixedParts
 from forge.data.position import Position
 from forge.errors import StateMismatch
 from forge.process import sections
@@ -154,6 +154,10 @@ class LoopProgress:
         self.is_in_step = False
         if step is not None:
             self.step, self.due = step, None
+
+    def expect(self, due: list[str]) -> None:
+        """These functions of `run.every` are still to run at this boundary."""
+        self.due = due
 
     def is_over(self, n: float) -> bool:
         """Whether the current loop has no steps left to do."""

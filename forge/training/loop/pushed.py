@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from forge import messages
-from forge.data.resumable import Resumable
+from forge.data.pushed import Resumable
 from forge.errors import ConfigError, ForgeError
 from forge.training import misuse
 from forge.training.boundary import Boundary

@@ -1,5 +1,9 @@
 """Holds the state of a boundary while functions of `run.every` run, so that a stop need not wait.
 
+The state is kept as a copy, or on disk. A stop commits this copy and never the live objects, so it
+does not matter what a function has changed or caught. A thread commits the copy when a stop is
+requested; no function needs to poll.
+
 With several ranks, all hold it or none. While the functions run, the ranks are at different places
 and cannot meet in a collective. Once all know of a stop, a thread of each rank commits its part,
 and each rank exits when its function allows it, or when the exit of another rank breaks the
@@ -9,12 +13,13 @@ collective it hangs in.
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from forge import messages
-from forge.training.loop.pending_snapshot import PendingSnapshot
 from forge.training.parts import Parts
 
 _COPIES = 10
@@ -25,6 +30,61 @@ _HEARD_S = 5.0
 
 _LOOK_S = 0.02
 """Seconds between two checks whether all ranks know of a stop."""
+
+_WATCH_S = 0.2
+"""Seconds between two checks of the thread whether a stop is due."""
+
+
+class PendingSnapshot:
+    """The state of one boundary.
+
+    Args:
+        commit: Writes the copy to disk, unless the state is there already.
+    """
+
+    def __init__(self, commit: Callable[[], None]) -> None:
+        self._commit: Callable[[], None] | None = commit
+        self._lock = threading.RLock()  # re-entrant: a signal handler can interrupt commit()
+        self._is_busy = False
+
+    def commit(self) -> None:
+        """Write the state, the first time that it is called; when it returns, the state is durable.
+
+        Raises:
+            CheckpointError: If it cannot be written; the next call tries again.
+            DirectoryInUse: If a newer attempt has taken over the directory.
+        """
+        with self._lock:
+            if self._commit is None or self._is_busy:
+                return
+            self._is_busy = True
+            try:
+                self._commit()
+                self._commit = None
+            finally:
+                self._is_busy = False
+
+    @contextmanager
+    def watched(self, is_stopping: Callable[[], bool]) -> Iterator[None]:
+        """In the block, a thread commits as soon as `is_stopping()`; joined at the end."""
+        is_over = threading.Event()
+
+        def watch() -> None:
+            while not is_over.wait(_WATCH_S):
+                if is_stopping():
+                    try:
+                        self.commit()
+                    except Exception as error:  # noqa: BLE001 - the main thread tries again
+                        messages.warn(f"Could not save the state before the evaluation: {error}")
+                    return
+
+        thread = threading.Thread(target=watch, name="forge-held", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join()
 
 
 class SnapshotHolder:
@@ -56,9 +116,10 @@ class SnapshotHolder:
             CheckpointError: If there is no memory for a copy, and it cannot be written.
         """
         began = time.monotonic()
-        self.held = self._saver.hold(
+        commit = self._saver.hold(
             self._loops.step, self._train_state.capture, may_write=self._is_alone
         )
+        self.held = None if commit is None else PendingSnapshot(commit)
         self._hold_s = time.monotonic() - began
 
     def hold_together(self, last_s: float, boundary: int) -> None:

@@ -86,7 +86,8 @@ class Steps:
         loops = self._loops
         loops.enter_steps()
         n = step_limit.loop(n, loops.number)
-        self._boundary.lengths.check_count("steps", n)
+        if self._boundary.lengths is not None:
+            self._boundary.lengths.check_count("steps", n)
         if loops.number and loops.step >= n and not (loops.is_known or loops.is_complete):
             raise ForgeError(again(n, loops.step))
         saved, is_over = loops.saved_position, loops.is_over(n)

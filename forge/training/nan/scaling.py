@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 
 from forge.state.registry import StateRegistry
+from forge.training.nan.nan_policy import Checked
 
 
 @dataclass
@@ -24,11 +25,17 @@ class Scaling:
     """Calls `GradScaler.update` once at the end of a step, however many optimizers used it.
 
     So the gradients of all optimizers in one step have the same scale.
+
+    Args:
+        live: The objects of the run.
+        note: Writes an event into the ledger.
     """
 
-    def __init__(self, live: StateRegistry) -> None:
+    def __init__(self, live: StateRegistry, note: Callable[..., None]) -> None:
         self._live = live
+        self._note = note
         self._open: dict[Any, _Open] = {}
+        self.overflows = Overflows()
 
     def begin_update(self, scaler: Any, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Call before the gradients of `optimizers` are unscaled.
@@ -73,6 +80,28 @@ class Scaling:
         if opened.schedules and scaler.get_scale() >= before:
             for schedule in opened.schedules:
                 schedule.step()
+
+    def is_own(
+        self, scaler: Any, key: str, checked: Checked, step: int, *, has_to_fall: bool
+    ) -> tuple[bool, str]:
+        """Whether the scaler made the gradients bad; and the explained problem.
+
+        Args:
+            key: Names the scaler, and its optimizers.
+            has_to_fall: See `Overflows.explain`.
+        """
+        scale, problem = float(scaler.get_scale()), checked.problem
+        if not problem:
+            self.overflows.good(key, scale)
+            return False, ""
+        against = self.overflows.explain(key, scale, has_to_fall=has_to_fall)
+        if checked.is_loss_bad:  # the loss is checked before it is scaled
+            return False, problem
+        if against:
+            return False, f"{problem}, though {against}"
+        self.overflows.total += 1
+        self._note("overflow", step=step, scale=scale, total=self.overflows.total)
+        return True, problem
 
 
 _FALL = 2.0**4

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,7 +15,12 @@ from forge.group.watcher import Watcher
 from forge.state.registry import StateRegistry
 from forge.training.nan.nan_policy import Checked, NanPolicy
 from forge.training.nan.norms import clip
-from forge.training.nan.scaling import Overflows, Scaling
+
+if TYPE_CHECKING:
+    from forge.training.nan.scaling import Scaling
+
+_NO_OVERFLOWS: dict[str, Any] = {"total": 0, "falls": {}}
+"""The state of `Overflows` if there is no GradScaler."""
 
 
 class Updater(Watcher):
@@ -24,7 +29,7 @@ class Updater(Watcher):
     Args:
         live: The objects of the run.
         nan: Judges the updates.
-        note: Writes an event into the ledger.
+        note: Writes an event into the ledger: `Attempt._note`.
         is_enabled: Whether to judge them; else every update is done.
     """
 
@@ -40,8 +45,8 @@ class Updater(Watcher):
         self._nan = nan
         self._note = note
         self._is_enabled = is_enabled
-        self._scaling = Scaling(live)
-        self.overflows = Overflows()
+        self._scaling: Scaling | None = None
+        """The state of the updates with a GradScaler; None before the first."""
         named = list(live.parameters())  # training cannot change them: a save would refuse it
         self._parameters = [parameter for _, parameter in named]
         self._names = {id(parameter): name for name, parameter in named}
@@ -68,16 +73,27 @@ class Updater(Watcher):
 
     def settle(self) -> None:
         """Finish pending scale updates of this iteration, before its state is saved."""
-        self._scaling.settle()
+        if self._scaling is not None:
+            self._scaling.settle()
+
+    def _scaled(self) -> Scaling:
+        if self._scaling is None:
+            from forge.training.nan.scaling import Scaling  # few trainings have a GradScaler
+
+            self._scaling = Scaling(self._live, self._note)
+        return self._scaling
 
     def state_dict(self) -> dict[str, Any]:
         """Counters, for a checkpoint."""
-        return {"nan": self._nan.state_dict(), "overflows": self.overflows.state_dict()}
+        scaling = self._scaling
+        overflows = scaling.overflows.state_dict() if scaling is not None else _NO_OVERFLOWS
+        return {"nan": self._nan.state_dict(), "overflows": overflows}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the counters from a checkpoint."""
         self._nan.load_state_dict(state["nan"])
-        self.overflows.load_state_dict(state["overflows"])
+        if self._scaling is not None or state["overflows"] != _NO_OVERFLOWS:
+            self._scaled().overflows.load_state_dict(state["overflows"])
 
     def update(
         self,
@@ -93,8 +109,9 @@ class Updater(Watcher):
         self.has_updated = self.was_called = True
         if scaler is not None and not scaler.is_enabled():
             scaler = None
-        if scaler is not None:
-            self._scaling.begin_update(scaler, optimizers)
+        scaling = None if scaler is None else self._scaled()
+        if scaling is not None:
+            scaling.begin_update(scaler, optimizers)
             for one in optimizers:
                 scaler.unscale_(one)
         parameters = _with_gradients(optimizers)
@@ -111,9 +128,9 @@ class Updater(Watcher):
         if may_update:
             for one in optimizers:
                 one.step() if scaler is None else scaler.step(one)
-        if scaler is not None:
+        if scaling is not None:
             # Also after a skipped update: lowers the scale, and allows unscale_ to be called again.
-            self._scaling.end_update(scaler, optimizers, schedules if may_update else ())
+            scaling.end_update(scaler, optimizers, schedules if may_update else ())
         elif may_update:
             for schedule in schedules:
                 schedule.step()
@@ -127,25 +144,9 @@ class Updater(Watcher):
         if scaler is None:
             return self._judge(checked.problem)
         key = "+".join(map(self._live.name_of, (scaler, *optimizers)))
-        is_own, problem = self._is_own(scaler, key, checked, has_to_fall=True)
+        scaling = self._scaled()
+        is_own, problem = scaling.is_own(scaler, key, checked, self._step, has_to_fall=True)
         return not is_own and self._judge(problem)
-
-    def _is_own(
-        self, scaler: Any, key: str, checked: Checked, *, has_to_fall: bool
-    ) -> tuple[bool, str]:
-        """Whether the scaler made the gradients bad; and the explained problem."""
-        scale, problem = float(scaler.get_scale()), checked.problem
-        if not problem:
-            self.overflows.good(key, scale)
-            return False, ""
-        against = self.overflows.explain(key, scale, has_to_fall=has_to_fall)
-        if checked.is_loss_bad:  # the loss is checked before it is scaled
-            return False, problem
-        if against:
-            return False, f"{problem}, though {against}"
-        self.overflows.total += 1
-        self._note("overflow", step=self._step, scale=scale, total=self.overflows.total)
-        return True, problem
 
     def _judge(self, problem: str) -> bool:
         may_update, message = self._nan.judge(self._step, problem)
@@ -169,7 +170,8 @@ class Updater(Watcher):
             if checked.do_ranks_differ:  # this rank's scaler can find no inf, and then would step
                 of_torch.note_found_inf(one, self._live.optimizers)
             else:
-                is_own, problem = self._is_own(one, name, checked, has_to_fall=False)
+                scaling = self._scaled()
+                is_own, problem = scaling.is_own(one, name, checked, self._step, has_to_fall=False)
                 if is_own:
                     return True  # the scaler skips this step itself
         return self._judge(problem)

@@ -155,7 +155,7 @@ def case(wrap, fact, *, clip_norm=None, scaled=False, form="update", optimizers=
         "updated": updated,
         "total": policy.total,
         "wants": type(policy.wants).__name__,
-        "overflows": updater.overflows.total,
+        "overflows": updater.state_dict()["overflows"]["total"],
         "scale": scaler.get_scale() if scaled else None,
         "weights": [whole(p.detach()).tolist() for p in model.parameters()],
         "order": order,

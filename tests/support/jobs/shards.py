@@ -20,7 +20,7 @@ from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 from forge.checkpoint.store import Store
 from forge.config.schema import CheckpointConfig, Verify
 from forge.filesystem.files import write_atomically
-from forge.group import start
+from forge.group.collectives import enter_group
 from forge.state.registry import StateRegistry
 
 torch.set_num_threads(1)
@@ -102,7 +102,7 @@ kinds = {
 optimizer = kinds[spec.get("optimizer", "AdamW")]()
 live = StateRegistry({"model": model, "optimizer": optimizer})
 config = CheckpointConfig(verify=Verify[spec.get("verify", "full")])
-group, opened = start.group(lambda: directory / ".forge"), []
+group, opened = enter_group(lambda: directory / ".forge"), []
 if group.rank == 0:
     store = Store(directory / "checkpoints", config, ranks=group, personal=("own",))
 dist.barrier()

@@ -17,7 +17,8 @@ from nan_trainer import (
 from forge.checkpoint.load.files import TensorsFile
 from forge.config.schema import NanConfig, RollbackConfig
 from forge.errors import DamagedCheckpoint
-from forge.training.nan.nan_policy import NanPolicy, RateScale
+from forge.training.nan.nan_policy import NanPolicy
+from forge.training.rollback import RateScale
 
 ROLLBACK = {"action": "rollback", "max_consecutive": 2}
 

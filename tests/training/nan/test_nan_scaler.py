@@ -293,7 +293,8 @@ def test_a_scaler_that_probes_its_scale_for_4000_healthy_steps_has_no_nan():
     """Losses grow and shrink, and now and then one batch is far from the others."""
     generator = random.Random(4)
     live = StateRegistry({})
-    updater = Updater(live, NanPolicy(Policy().nan), is_enabled=True)
+    policy = NanPolicy(Policy().nan)
+    updater = Updater(live, policy, is_enabled=True)
     weight = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([weight], lr=0.0)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16, growth_interval=20)
@@ -306,8 +307,8 @@ def test_a_scaler_that_probes_its_scale_for_4000_healthy_steps_has_no_nan():
         weight.grad = torch.full((1,), torch.inf if is_overflow else 1.0)
         updater.update(loss, optimizer, None, scaler, None)
         updater.settle()
-    assert updater._nan.total == 0
-    assert updater.overflows.total > 60
+    assert policy.total == 0
+    assert updater.state_dict()["overflows"]["total"] > 60
 
 
 def test_an_overflow_in_a_streak_neither_ends_nor_lengthens_it(tmp_path):

@@ -20,7 +20,7 @@ _Batch = TypeVar("_Batch")
 
 
 class Resumable(Generic[_Batch]):
-    """A loader with `state_dict` and `load_state_dict`. See `resumable`."""
+    """A loader with `state_dict` and `load_state_dict`. See `forge.data.resumable`."""
 
     def __init__(self, loader: Iterable[_Batch], ahead: int = 0) -> None:
         self.loader = loader
@@ -209,33 +209,3 @@ class Resumable(Generic[_Batch]):
         if state["position"] is not None:
             self._saved = {key: one for key, one in state.items() if key != "taken"}
         self.has_left, self.pending, self._random_states = False, 0, []
-
-
-def resumable(loader: Iterable[_Batch], *, ahead: int = 0) -> Resumable[_Batch]:
-    """Wrap a loader so that its place in the data is saved, to the batch, in any loop.
-
-    For a loop that forge does not own, such as a trainer's. Give it to `forge.Run` like a model;
-    without a Run, save its `state_dict()`, and restore torch's random state when you load it.
-
-    Example::
-
-        loader = forge.data.resumable(DataLoader(dataset, shuffle=True))
-        with forge.Run(policy, model=model, optimizer=optimizer, loader=loader) as run:
-            trainer.fit(model, loader)  # calls run.boundary between two steps
-
-    A batch that the loop has taken counts as trained on, and `run.boundary` refuses a loop that has
-    trained on fewer, except for the last `ahead` batches.
-
-    A loop that reads several loaders gives `forge.Run` one object with `state_dict` and
-    `load_state_dict`, which has the places of all of them. If the object lists them in an attribute
-    `resumables`, forge says at the start what of them a resume cannot repeat.
-
-    Args:
-        loader: A DataLoader, StatefulDataLoader, or any iterable of batches.
-        ahead: Number of batches that the loop reads ahead. A resumed job reads the last ones again,
-            with the random state that they were read with.
-    Returns:
-        An iterable of the same batches, with `len()` if the loader has it. If it is resumed inside
-        a pass, its first iteration yields what is left of that pass.
-    """
-    return Resumable(loader, ahead)
