@@ -45,6 +45,20 @@ class TrainerProgress:
         self.is_over = False
         """Whether the loop has ended."""
 
+    def advance(self, epoch: int, in_epoch: int, trained: int) -> None:
+        """Note the place, before each boundary.
+
+        Args:
+            epoch: The epoch.
+            in_epoch: Batches trained on in this epoch.
+            trained: Batches trained on in all epochs.
+        """
+        self.place = epoch, in_epoch, trained
+
+    def end(self) -> None:
+        """Note that the loop has ended."""
+        self.is_over = True
+
     def state_dict(self) -> dict[str, Any]:
         """The progress after the last step."""
         trainer = self._trainer

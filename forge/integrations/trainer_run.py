@@ -141,7 +141,7 @@ class TrainerRun:
     def _begin(self) -> bool:
         """Begin the loop; whether it has already ended."""
         assert self.run is not None
-        self._progress.place = self._epoch, self._in_epoch, self.num_trained
+        self._progress.advance(self._epoch, self._in_epoch, self.num_trained)
         start = self.run.begin()
         self._has_begun, self._last_step = True, self._trainer.state.global_step
         self.num_trained = self._progress.place[2]
@@ -154,7 +154,7 @@ class TrainerRun:
         if step == self._last_step:  # a pass has ended inside an accumulation
             return False
         self._last_step = step
-        self._progress.place = self._epoch, self._in_epoch, self.num_trained
+        self._progress.advance(self._epoch, self._in_epoch, self.num_trained)
         return self.run.boundary(step, epoch=self._epoch, taken=self.num_trained)
 
     def took(self, count: int) -> None:
@@ -170,7 +170,7 @@ class TrainerRun:
         assert self.run is not None
         if not self._has_begun:  # a finished training was started again
             self._begin()
-        self._progress.is_over = True
+        self._progress.end()
         self._end_step()
         self.run.end_loop()
 

@@ -204,7 +204,7 @@ class ForgeCallback(pytorch.Callback):
         if not self._has_begun:  # a finished training was started again
             is_finished, self._logged = self.run.begin().is_finished, dict(_metrics(trainer))
         if not is_finished:
-            self._state.is_over = True
+            self._state.end()
             if of_lightning.num_ready(trainer) > self.run.step:
                 self._reach_boundary()
             self.run.end_loop()

@@ -52,6 +52,10 @@ class TrainerState:
             if hasattr(one, "metric_state"):
                 yield name, one
 
+    def end(self) -> None:
+        """Note that `fit` has done all its epochs or steps."""
+        self.is_over = True
+
     def state_dict(self) -> dict[str, Any]:
         """The state, as the Trainer's code sees it when it asks for a batch."""
         trainer, module = self._trainer, self._trainer.datamodule
