@@ -11,11 +11,9 @@ import atexit
 import json
 import os
 import shlex
-import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from pathlib import Path
 
@@ -23,8 +21,6 @@ import started
 
 IS_QUICK = os.environ.get("FORGE_TESTS_QUICK") != "no"  # set by `make proofs`
 QUICK = str(Path(__file__).with_name("quick"))
-COMPOSED = "FORGE_TESTS_COMPOSED"
-"""Variable: the folder for the configs that Hydra has composed in any process of the tests."""
 ROOM = "_" * 60000
 """Reserves space in the forking process's environment, which its children overwrite."""
 _begun = subprocess.Popen  # the original, even if a test replaces it
@@ -153,16 +149,6 @@ PACKAGES = {
 }
 """Package -> folder in which the Makefile installs it."""
 
-
-def _make_composed() -> None:
-    """The first process of the tests makes the folder, and removes it at its end."""
-    own, folder = os.getpid(), tempfile.mkdtemp(prefix="forge-composed-")
-    os.environ[COMPOSED] = folder
-    atexit.register(lambda: os.getpid() == own and shutil.rmtree(folder))
-
-
-if COMPOSED not in os.environ:
-    _make_composed()
 _zygote = _Zygote()
 _others: dict[tuple[str, ...], _Zygote] = {}
 """Forking processes that have imported further modules."""

@@ -8,7 +8,6 @@ Source: clone(2), CLONE_PARENT; proc(5), stat.
 import atexit
 import ctypes
 import gc
-import hashlib
 import importlib
 import io
 import json
@@ -16,7 +15,6 @@ import os
 import pickle
 import pkgutil
 import random
-import re
 import runpy
 import secrets  # noqa: F401 - imported once, for all processes, as are those below
 import signal
@@ -47,10 +45,8 @@ from hydra._internal.core_plugins.importlib_resources_config_source import (
     ImportlibResourcesConfigSource,
 )
 from hydra._internal.core_plugins.structured_config_source import StructuredConfigSource
-from hydra.core.config_store import ConfigStore
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.utils import JobRuntime
 
 # The forge of this tree, since a copy with a planted defect is not the installed one.
 sys.path.insert(1, TREE := str(Path(__file__).parents[2]))
@@ -79,9 +75,6 @@ SET_PDEATHSIG = 1
 SET_MM, SET_MM_ENV_END = 35, 11
 MADV_COLLAPSE = 25  # since Linux 6.1
 HUGE = 2 << 20
-COMPOSED = os.environ[warm.COMPOSED]
-OUTSIDE = re.compile(rb"searchpath|env_copy|oc\.env")
-"""What lets a composition depend on other files or on the environment."""
 LIBC = ctypes.PyDLL(None)  # keeps the GIL, which a fork needs
 
 
@@ -109,61 +102,24 @@ def read_once():
 
 
 def compose_once():
-    """Cache compositions, two thirds of a launcher's time, for all processes of the tests.
+    """Cache compositions: Hydra composes each config of a sweep twice, to check and to run it.
 
-    Hydra composes the config of a sweep twice, and that of each job; many tests have the same app,
-    each in its own folder. The files of an app count by their content, so only two values of a
-    config are set again: the paths of its sources, and the current directory. A cached config is
-    copied by pickle, in a fifth of the time of copy.deepcopy.
+    The second composition takes half of a launcher's time. A cached config is copied by pickle, in
+    a fifth of the time of copy.deepcopy.
     """
-    really = ConfigLoaderImpl._load_configuration_impl
+    composed, really = {}, ConfigLoaderImpl._load_configuration_impl
 
     def load(self, **given):
         name, overrides, mode = (given[one] for one in ("config_name", "overrides", "run_mode"))
-        paths = [one.path.removeprefix("file://") for one in self.config_search_path.get_path()]
-        folders = [path for path in paths if "://" not in path]
-        others = [path for path in paths if "://" in path]
-        key = composition(folders, others, name, overrides, mode)
-        if key is None:
-            return really(self, **given)
-        file = Path(COMPOSED, key)
-        if not file.exists():
-            config = really(self, **given)
-            temporary = file.with_suffix(f".{os.getpid()}")
-            temporary.write_bytes(pickle.dumps(config))
-            temporary.replace(file)
-            return config
-        if given["validate_sweep_overrides"]:
+        key = (name, *overrides, mode, str(self.config_search_path), os.getcwd())
+        if key not in composed:
+            composed[key] = pickle.dumps(really(self, **given))
+        elif given["validate_sweep_overrides"]:
             parsed = OverridesParser.create().parse_overrides(overrides)
             self.validate_sweep_overrides_legal(parsed, mode, given["from_shell"])
-        config = pickle.loads(file.read_bytes())
-        runtime = config.hydra.runtime
-        runtime.cwd = os.getcwd()
-        sources = [one for one in runtime.config_sources if one.schema == "file"]
-        for source, folder in zip(sources, folders, strict=True):
-            source.path = folder
-        return config
+        return pickle.loads(composed[key])
 
     ConfigLoaderImpl._load_configuration_impl = load
-
-
-def composition(folders, others, name, overrides, mode):
-    """A hash of what a composition depends on; None if that cannot be known."""
-    names, contents = [], []
-    for number, folder in enumerate(folders):
-        for path in sorted(Path(folder).rglob("*.yaml")):
-            names.append(f"{number}/{path.relative_to(folder)}")
-            contents.append(path.read_bytes())
-    if OUTSIDE.search(b"\n".join([*contents, *(one.encode() for one in overrides)])):
-        return None
-    script = Path(getattr(sys.modules["__main__"], "__file__", None) or os.devnull)
-    parts = [name, overrides, mode, script.read_bytes(), JobRuntime.instance().get("name")]
-    parts += [names, contents, others]
-    try:
-        stored = pickle.dumps(ConfigStore.instance().repo)
-    except (pickle.PicklingError, AttributeError):  # such as a class in a function
-        return None
-    return hashlib.sha256(repr(parts).encode() + stored).hexdigest()
 
 
 def use_huge_pages():
