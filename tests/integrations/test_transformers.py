@@ -43,7 +43,7 @@ def test_it_ends_as_without_forge(made):
 @pytest.mark.parametrize(
     ("place", "name", "code"),
     few(
-        4,
+        3,
         [
             ("step 9", "TERM", 143),
             ("eval 2", "USR1", 75),

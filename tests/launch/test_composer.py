@@ -187,7 +187,7 @@ def drawn_batch(draw):
     return batch
 
 
-@pytest.mark.parametrize("seed", few(3, range(8)))
+@pytest.mark.parametrize("seed", few(1, range(8)))
 def test_each_config_is_what_hydra_composes(sweep, seed):
     """A job must not train with anything but the config that its overrides describe."""
     draw = random.Random(seed)
