@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -18,18 +19,24 @@ from forge.filesystem.files import make_directory, read_trusted, write_atomicall
 from forge.jobdir.job_files import CODE, forge_dir
 
 
-def fingerprint() -> dict[str, str]:
-    """Absolute path -> sha256 of every imported source file that is not installed."""
+@functools.cache
+def _installed() -> tuple[str, ...]:
+    """The beginnings of the paths of installed files, forge's among them."""
     roots = {sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")}
     ours = Path(__file__).parents[1]
     roots |= {*site.getsitepackages(), site.getusersitepackages(), str(ours)}
     roots.add(str(ours.parent / "hydra_plugins" / "forge_launcher"))  # in a repository
-    installed = tuple(os.path.join(root, "") for root in roots)
+    return tuple(os.path.join(root, "") for root in roots)
+
+
+def fingerprint() -> dict[str, str]:
+    """Absolute path -> sha256 of every imported source file that is not installed."""
+    installed = _installed()
     found: dict[str, str] = {}
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
-        if not isinstance(file, str) or not file.endswith(".py"):
-            continue
+        if not isinstance(file, str) or not file.endswith(".py") or file.startswith(installed):
+            continue  # most are installed, and `abspath` takes longer than all the rest
         path = os.path.abspath(file)
         if not path.startswith(installed):
             try:

@@ -40,6 +40,8 @@ MAX_STATE_BYTES = 1 << 30
 UNKNOWN = object()
 """In a state that is decoded before its tensors are read: a leaf that needs their data."""
 
+_SHORT = 1 << 256
+"""An integer from here on is written in hexadecimal: Python converts at most 4300 digits."""
 _NAN = struct.pack("<d", math.nan)
 
 
@@ -64,8 +66,8 @@ class Encoder:
         kind = type(value)
         if value is None or kind in (bool, str):
             return value
-        if kind is int:  # Python converts at most 4300 decimal digits, and slowly
-            return value if value.bit_length() <= 256 else {"!int": hex(value)}
+        if kind is int:
+            return value if -_SHORT < value < _SHORT else {"!int": hex(value)}
         if kind is float:
             return value if math.isfinite(value) else {"!float": _odd_float(value)}
         if isinstance(value, torch.Tensor):
@@ -133,6 +135,8 @@ class Encoder:
         return {tag: description, "bytes": self._tensor(raw[: len(content)], path)}
 
     def _items(self, value: Any, path: str) -> list[Any]:
+        if set(map(type, value)) == {int} and -_SHORT < min(value) <= max(value) < _SHORT:
+            return list(value)  # as `encode`, but many times as fast for random states
         return [self.encode(v, f"{path}[{i}]") for i, v in enumerate(value)]
 
     def _dict(self, value: dict[Any, Any], path: str) -> Any:
