@@ -6,6 +6,7 @@ Source: clone(2), CLONE_PARENT; proc(5), stat.
 """
 
 import atexit
+import copy
 import ctypes
 import gc
 import importlib
@@ -47,6 +48,7 @@ from hydra._internal.core_plugins.importlib_resources_config_source import (
 from hydra._internal.core_plugins.structured_config_source import StructuredConfigSource
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
 
 # The forge of this tree, since a copy with a planted defect is not the installed one.
 sys.path.insert(1, TREE := str(Path(__file__).parents[2]))
@@ -66,6 +68,7 @@ for name in (
     importlib.import_module(f"forge.{name}")
 Updater = sys.modules["forge.training.nan.update"].Updater
 loading = sys.modules["forge.config.loading"]
+Policy = sys.modules["forge.config.schema"].Policy
 sys.path.remove(TREE)
 BASE = sys.path[1:]
 CLONE_PARENT = 0x8000
@@ -120,6 +123,16 @@ def compose_once():
         return pickle.loads(composed[key])
 
     ConfigLoaderImpl._load_configuration_impl = load
+
+
+def parse_once():
+    """Parse and merge what is typical: the first time, antlr and ABCs build their tables."""
+    words = ["hydra/launcher=local", "hydra.sweep.dir='/a b/c'", "+lr=0.1,2e-3", "~a.b", "b='${c}'"]
+    OverridesParser.create().parse_overrides([*words, "a=[1,{b: null}]"])
+    config = OmegaConf.create({"a": "${b.c}/x", "b": {"c": "${oc.env:PATH}", "d": [1, "${a}"]}})
+    OmegaConf.merge(OmegaConf.structured(Policy), {"enabled": True})
+    OmegaConf.to_container(copy.deepcopy(config), resolve=True)
+    OmegaConf.to_yaml(config)
 
 
 def use_huge_pages():
@@ -188,6 +201,7 @@ def main():
         importlib.import_module(name)
     loading.load(None)  # the schema is loaded once for all forks
     read_once()
+    parse_once()
     gc.collect()
     gc.freeze()  # otherwise each fork's last collection would visit, and so copy, torch's objects
     use_huge_pages()
