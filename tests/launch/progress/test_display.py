@@ -444,7 +444,7 @@ def test_a_reader_that_does_not_read_holds_nobody_up(monkeypatch):
         for _ in range(500):
             shown.say("x" * 1000)
     with open(reader, "rb") as unread:
-        assert len(unread.read()) < 500 * 1000  # what did not fit into the pipe was given up
+        assert len(unread.read()) < 500 * 1000  # what did not fit into the pipe was dropped
 
 
 def test_importing_it_does_not_import_rich():
