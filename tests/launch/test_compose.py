@@ -1,4 +1,4 @@
-"""What is decided of a job when its config is composed."""
+"""The decisions about a job when its config is composed."""
 
 import textwrap
 from dataclasses import dataclass, field

@@ -186,7 +186,7 @@ DEFECTS = [
         "jobdir/ledger.py",
         '_forget_after(run, event["step"]',
         "_forget_after(run, 1 << 62",
-        "metrics of steps that were done again stand there twice, or as they were before",
+        "metrics of repeated steps are in the ledger twice, or with their old values",
         "jobdir/test_ledger.py",
     ),
     Defect(

@@ -42,7 +42,7 @@ _LAYOUT = {
     "showlegend": True,
 }
 _LEGEND_ON_TOP = {"legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom"}}
-"""Where no menu is."""
+"""For figures without a menu: the legend is where the menu would be."""
 
 
 class Figure(NamedTuple):
