@@ -28,9 +28,9 @@ from typing import Any
 
 import torch
 
+from forge.checkpoint import files
 from forge.checkpoint.format import manifest
 from forge.checkpoint.format.manifest import TENSORS
-from forge.checkpoint.load import files
 from forge.checkpoint.store import Store
 from forge.config.schema import CheckpointConfig
 from forge.state.registry import StateRegistry

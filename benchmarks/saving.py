@@ -165,7 +165,7 @@ def memcpy_ms(size: int) -> Callable[[], float]:
 
 def disk_ms(size: int, path: Path) -> Callable[[], float]:
     """The lower limit: as many bytes with O_DIRECT and fsync, in as many threads as forge uses."""
-    from forge.checkpoint.save.staging import NUM_WRITERS, HostBuffer
+    from forge.checkpoint.staging import NUM_WRITERS, HostBuffer
 
     blocks = [HostBuffer(BLOCK).memory for _ in range(NUM_WRITERS)]
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_DIRECT", 0)

@@ -46,7 +46,7 @@ _HOME_OF = {
     "Policy": "forge.config.schema",
     "Run": "forge.training.run",
     "block_signals": "forge.shutdown.stopping",
-    "load": "forge.checkpoint.load.inspection",
+    "load": "forge.checkpoint.inspection",
     "sweep": "forge.sweeps.sweep",
     "on_stop": "forge.shutdown.stopping",
 }
@@ -90,7 +90,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from forge import checkpoint, config, data, errors, loggers, resilience
-    from forge.checkpoint.load.inspection import load
+    from forge.checkpoint.inspection import load
     from forge.config.schema import Policy
     from forge.errors import (
         CheckpointError,

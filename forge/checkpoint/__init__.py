@@ -1,5 +1,6 @@
 """Checkpoints: directories `step_<N>`, each either complete with checksums or absent.
 
-`store` ties the folders together: claim a directory (`ownership`), copy and write the state
-(`save`, in the layout of `format`), delete old checkpoints (`retention`), read one (`load`).
+`store` ties the modules together. A directory is claimed (`fence`, `workspace`); the state is
+copied (`staging`) and written (`writing`), in the layout of `format`; old checkpoints are removed
+(`retention`, `protection`, `removal`); one is read (`reading`, `files`, `inspection`).
 """

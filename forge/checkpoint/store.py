@@ -1,6 +1,6 @@
 """The checkpoints of one job in one directory.
 
-A save writes and syncs files and manifest in a work directory (`save/writing.py`), checks that no
+A save writes and syncs files and manifest in a work directory (`writing.py`), checks that no
 newer attempt has taken over, renames the directory into place, syncs, and updates `latest`. If the
 process dies in between, the next attempt removes the work directory. A resume loads the newest
 checkpoint that verifies and reports why it skipped newer ones.
@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import torch
 
 from forge._version import __version__
+from forge.checkpoint import writing
 from forge.checkpoint.format import manifest, tensorfile
 from forge.checkpoint.format.codec import Encoder, state_text
 from forge.checkpoint.format.manifest import FINAL, LATEST, Files, Logged, Manifest, Origin
-from forge.checkpoint.ownership.workspace import Workspace
-from forge.checkpoint.retention.protection import PIN_PREFIX, add_pin
-from forge.checkpoint.retention.retention import CheckpointIndex, Retention
-from forge.checkpoint.save import writing
-from forge.checkpoint.save.staging import Snapshot, StagingPool
+from forge.checkpoint.protection import PIN_PREFIX, add_pin
+from forge.checkpoint.retention import CheckpointIndex, Retention
+from forge.checkpoint.staging import Snapshot, StagingPool
+from forge.checkpoint.workspace import Workspace
 from forge.config.schema import CheckpointConfig
 from forge.errors import CheckpointError
 from forge.filesystem import durable
@@ -37,7 +37,7 @@ from forge.group.group import Coordinator, SingleProcess
 from forge.jobdir.job_files import step_dirs, step_of
 
 if TYPE_CHECKING:
-    from forge.checkpoint.load.reading import Checkpoint, Offer
+    from forge.checkpoint.reading import Checkpoint, Offer
 
 _ALONE = SingleProcess()
 _UNKNOWN = Origin()
@@ -118,7 +118,7 @@ class Store:
         self.passed_over = []
         if not wanted:
             return None
-        from forge.checkpoint.load import reading  # a fresh start reads nothing
+        from forge.checkpoint import reading  # a fresh start reads nothing
 
         found, damaged = reading.first_good(
             wanted,  # each rank reads its own part; an error on one rank is raised on all
@@ -153,7 +153,7 @@ class Store:
         Raises:
             DamagedCheckpoint: Names the damaged file, what was expected and what was found.
         """
-        from forge.checkpoint.load import reading
+        from forge.checkpoint import reading
 
         ranks = self._exchange.ranks
         return reading.read(

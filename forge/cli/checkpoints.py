@@ -42,7 +42,7 @@ def show(arguments: list[str]) -> int:
     parser.add_argument("-v", "--verbose", action="store_true", help=what)
     options = parser.parse_args(arguments)
 
-    from forge.checkpoint.load.inspection import load
+    from forge.checkpoint.inspection import load
     from forge.cli import shown
 
     (path,) = options.paths
@@ -61,7 +61,7 @@ def diff(arguments: list[str]) -> int:
     example = "forge diff checkpoints/step_100 checkpoints/step_200"
     options = _parser("diff", _DIFF, example, 2).parse_args(arguments)
 
-    from forge.checkpoint.load.inspection import load
+    from forge.checkpoint.inspection import load
     from forge.cli import shown
 
     try:

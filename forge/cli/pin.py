@@ -21,14 +21,14 @@ similar keys say."""
 
 def pin(arguments: list[str]) -> int:
     """The command `forge pin`."""
-    from forge.checkpoint.retention import protection
+    from forge.checkpoint import protection
 
     return _each(_paths("pin", _PIN, arguments), protection.pin, "pinned")
 
 
 def unpin(arguments: list[str]) -> int:
     """The command `forge unpin`."""
-    from forge.checkpoint.retention import protection
+    from forge.checkpoint import protection
 
     return _each(_paths("unpin", _UNPIN, arguments), protection.unpin, "no longer pinned")
 

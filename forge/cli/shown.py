@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from forge.checkpoint.format.leaves import Leaf, differences, leaves
-from forge.checkpoint.load.reading import Checkpoint
+from forge.checkpoint.reading import Checkpoint
 from forge.jobdir.job_files import forge_dir, step_dirs
 from forge.messages import escape, truncate_list
 

@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    from forge.checkpoint.load.inspection import load
+    from forge.checkpoint.inspection import load
 
     found: list[dict[str, object]] = []
 

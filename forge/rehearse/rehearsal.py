@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from forge.checkpoint import inspection
 from forge.checkpoint.format import manifest
-from forge.checkpoint.load import inspection
 from forge.errors import CheckpointError, RehearsalFailed
 from forge.jobdir import ledger
 from forge.jobdir.job_files import REHEARSAL

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from forge.checkpoint.save.staging import Snapshot
+from forge.checkpoint.staging import Snapshot
 from forge.errors import Reason
 from forge.jobdir import jsonl, ledger
 from forge.jobdir.jsonl import Event

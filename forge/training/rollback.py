@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import torch
 
 from forge import messages
-from forge.checkpoint.load.reading import Checkpoint
+from forge.checkpoint.reading import Checkpoint
 from forge.data.position import Position
 from forge.process import sections
 from forge.process.progress import Phase

@@ -317,7 +317,7 @@ class Run:
         """
         if not self.policy.enabled:
             return None
-        from forge.checkpoint.load import inspection  # a training itself loads in place
+        from forge.checkpoint import inspection  # a training itself loads in place
 
         directory = job_dir.current(self.policy.checkpoint.dir, self.name)[1]
         return inspection.state_of(name, directory, self.policy.checkpoint.verify)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 
 from forge import messages
-from forge.checkpoint.save.staging import Snapshot
+from forge.checkpoint.staging import Snapshot
 from forge.group import facts
 from forge.group.exchange import Exchange
 from forge.group.facts import StopRequest

@@ -12,7 +12,7 @@ from typing import Any
 
 from forge import messages
 from forge.checkpoint.format.manifest import Origin
-from forge.checkpoint.save.staging import Snapshot
+from forge.checkpoint.staging import Snapshot
 from forge.checkpoint.store import Store
 from forge.config.schema import CheckpointConfig, OnPendingSave
 from forge.errors import CheckpointError, Exit, unwritable

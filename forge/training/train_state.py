@@ -17,7 +17,7 @@ from forge.training.start.attempt_io import AttemptIO
 from forge.training.start.checkpoint_owner import CheckpointOwner
 
 if TYPE_CHECKING:
-    from forge.checkpoint.load.reading import Checkpoint
+    from forge.checkpoint.reading import Checkpoint
 
 
 class TrainState(Watcher):

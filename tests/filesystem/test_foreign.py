@@ -9,7 +9,7 @@ import pytest
 from attempts import begin_ledger, by_an_earlier_version, collect, open_store, submit
 from two_users import ATTACKER, VICTIM, as_user, place
 
-from forge.checkpoint.load.inspection import load
+from forge.checkpoint.inspection import load
 from forge.filesystem.files import read_trusted, write_atomically
 from forge.filesystem.foreign import foreign_file
 from forge.jobdir import ledger

@@ -206,7 +206,7 @@ def test_a_run_of_one_process_loads_what_it_needs(tmp_path):
         *(f"training.{one}" for one in training),
         *(f"training.loop.{one}" for one in loops),
         *(f"health.{one}" for one in health),
-        "checkpoint.load.inspection",
+        "checkpoint.inspection",
         "jobdir.plan",
     ):
         assert f"forge.{name}" not in loaded

@@ -59,11 +59,11 @@ DEFECTS = [
     # -- checkpoints ---------------------------------------------------------------------------
     Defect(
         "reading_checksums",
-        "checkpoint/load/files.py",
+        "checkpoint/files.py",
         "if self._checksums[number] == found or not self._is_checked:",
         "if found:",
         "a damaged checkpoint is resumed from",
-        "checkpoint/load/test_reading_damage.py checkpoint/test_store_on_disk.py",
+        "checkpoint/test_reading_damage.py checkpoint/test_store_on_disk.py",
     ),
     Defect(
         "store_damaged_counts",
@@ -71,31 +71,31 @@ DEFECTS = [
         "self._seen.damaged.update(path.name for path in damaged)",
         "pass",
         "a damaged checkpoint takes the place of a good one, which is removed",
-        "checkpoint/retention checkpoint/test_store.py",
+        "checkpoint/test_retention.py checkpoint/test_store.py",
     ),
     Defect(
         "retention_rollback_goal",
-        "checkpoint/retention/retention.py",
+        "checkpoint/retention.py",
         "if _step(path) <= first_bad - self._keep_back_steps:",
         "if _step(path) < begin:",
         "a rollback finds nothing to go back to",
-        "checkpoint/retention training/nan/test_nan_rollback.py",
+        "checkpoint/test_retention.py training/nan/test_nan_rollback.py",
     ),
     Defect(
         "fence_zombie",
-        "checkpoint/ownership/fence.py",
+        "checkpoint/fence.py",
         "if is_taken and not self._supersedes(holder):",
         "if is_taken and not holder:",
         "an attempt that wakes up late writes over the newer one",
-        "checkpoint/ownership/test_fence.py",
+        "checkpoint/test_fence.py",
     ),
     Defect(
         "copies_shared",
-        "checkpoint/save/staging.py",
+        "checkpoint/staging.py",
         "self._buffer = self._views = None  # the last copy is not written yet: it keeps them",
         "pass",
         "a save that is still being written is overwritten by the next",
-        "checkpoint/save checkpoint/test_store.py",
+        "checkpoint/test_nearly_free.py checkpoint/test_busy_saves.py checkpoint/test_store.py",
     ),
     # -- state, data ---------------------------------------------------------------------------
     Defect(

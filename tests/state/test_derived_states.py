@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from forge.checkpoint.format.manifest import Manifest
-from forge.checkpoint.load.reading import Checkpoint
+from forge.checkpoint.reading import Checkpoint
 from forge.state import rng
 from forge.training.start import resizing
 

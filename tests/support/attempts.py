@@ -18,7 +18,7 @@ from harness import until
 from plans import planned
 from two_users import ATTACKER, GROUP, LIMIT_S, VICTIM, Place, Said, as_user
 
-from forge.checkpoint.retention import protection
+from forge.checkpoint import protection
 from forge.checkpoint.store import Store
 from forge.config.schema import CheckpointConfig
 from forge.errors import Reason

@@ -5,10 +5,9 @@ import functools
 import pytest
 from stores import commit, state_of
 
+from forge.checkpoint import files, staging, writing
 from forge.checkpoint import store as store_module
 from forge.checkpoint.format import manifest
-from forge.checkpoint.load import files
-from forge.checkpoint.save import staging, writing
 from forge.checkpoint.store import Store
 from forge.config.schema import CheckpointConfig
 

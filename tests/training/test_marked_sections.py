@@ -14,9 +14,8 @@ from harness import PATIENCE_S, wait_for
 from ranked import RankedJob
 
 import forge
+from forge.checkpoint import files, writing
 from forge.checkpoint.format.manifest import CHUNK
-from forge.checkpoint.load import files
-from forge.checkpoint.save import writing
 from forge.process import sections
 from forge.process.progress import HeartbeatPage, HeartbeatRecord, Phase
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import forge
-from forge.checkpoint.save import writing
+from forge.checkpoint import writing
 from forge.config.schema import CheckpointConfig, HangConfig, NanConfig
 from forge.errors import CheckpointError, DirectoryInUse
 from forge.jobdir.ledger import Ledger, read

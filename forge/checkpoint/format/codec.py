@@ -278,7 +278,7 @@ def decode(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
 class Decoder:
     """Decodes trees, with the tensors of these names.
 
-    `Outline` (`load/reading.py`) replaces `tensor`, `sharded` and `malformed`.
+    `Outline` (`reading.py`) replaces `tensor`, `sharded` and `malformed`.
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:

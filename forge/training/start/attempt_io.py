@@ -33,7 +33,7 @@ from forge.training.nan.nan_policy import NanPolicy
 from forge.training.saver import Saver
 
 if TYPE_CHECKING:
-    from forge.checkpoint.load.reading import Checkpoint, Offer, Offers
+    from forge.checkpoint.reading import Checkpoint, Offer, Offers
 
 _PERSONAL = ("rng", "ended")
 """Keys of a state that each rank keeps for itself."""

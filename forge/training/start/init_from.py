@@ -25,8 +25,8 @@ import torch
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from forge import messages
+from forge.checkpoint import inspection
 from forge.checkpoint.format import shards
-from forge.checkpoint.load import inspection
 from forge.config.schema import CheckpointConfig
 from forge.errors import CheckpointError, ConfigError, StateMismatch
 from forge.jobdir import job_dir

@@ -8,7 +8,7 @@ new rank's is derived from that of rank 0. From then on sums are computed in ano
 from __future__ import annotations
 
 from forge import messages
-from forge.checkpoint.load.reading import Checkpoint
+from forge.checkpoint.reading import Checkpoint
 from forge.group.group import Coordinator
 from forge.state import rng
 

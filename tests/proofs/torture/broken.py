@@ -14,17 +14,16 @@ from typing import Any
 
 from torture.calls import WRITES
 
+from forge.checkpoint import removal, writing
+from forge.checkpoint.fence import Fence
+from forge.checkpoint.files import CheckedFile
 from forge.checkpoint.format import codec
 from forge.checkpoint.format.manifest import Files
-from forge.checkpoint.load.files import CheckedFile
-from forge.checkpoint.ownership.fence import Fence
-from forge.checkpoint.ownership.workspace import Workspace
-from forge.checkpoint.retention import removal
-from forge.checkpoint.retention.removal import Remover
-from forge.checkpoint.save import writing
-from forge.checkpoint.save.staging import Snapshot
-from forge.checkpoint.save.writing import write_state
+from forge.checkpoint.removal import Remover
+from forge.checkpoint.staging import Snapshot
 from forge.checkpoint.store import Store
+from forge.checkpoint.workspace import Workspace
+from forge.checkpoint.writing import write_state
 from forge.filesystem import durable
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from forge.checkpoint.ownership import fence
+from forge.checkpoint import fence
 
 PATIENCE_S = 120.0
 UNDISTURBED = "too few runs were disturbed at all"

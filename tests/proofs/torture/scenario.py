@@ -19,12 +19,10 @@ from unittest import mock
 
 import torch
 
-from forge.checkpoint import store
+from forge.checkpoint import files, staging, store, writing
 from forge.checkpoint.format import manifest
 from forge.checkpoint.format.manifest import FINAL
 from forge.checkpoint.host_memory import PAGE
-from forge.checkpoint.load import files
-from forge.checkpoint.save import staging, writing
 from forge.checkpoint.store import Store
 from forge.config.schema import CheckpointConfig
 from forge.errors import DamagedCheckpoint

@@ -25,7 +25,7 @@ import forge
 import forge.group.ranks
 import forge.training.attempt
 import forge.training.run_end
-from forge.checkpoint.ownership.fence import TOKEN_FILE
+from forge.checkpoint.fence import TOKEN_FILE
 
 torch.set_num_threads(1)
 directory, spec = Path(sys.argv[1]), json.loads(sys.argv[2])

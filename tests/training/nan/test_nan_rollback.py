@@ -14,7 +14,7 @@ from nan_trainer import (
     train,
 )
 
-from forge.checkpoint.load.files import TensorsFile
+from forge.checkpoint.files import TensorsFile
 from forge.config.schema import NanConfig, RollbackConfig
 from forge.errors import DamagedCheckpoint
 from forge.training.nan.nan_policy import NanPolicy

@@ -6,7 +6,7 @@ verified checkpoint is never written to, and the pin also keeps a checkpoint tha
 
 Readers take a shared lock on the checkpoint's manifest. The lock is a `flock`: a `fcntl.lockf` lock
 ends as soon as the process closes any descriptor of the file, which reading the manifest does.
-Without locks in the file system nothing is protected; `ownership/fence.py` warns about that when
+Without locks in the file system nothing is protected; `fence.py` warns about that when
 the directory is claimed.
 """
 

@@ -15,9 +15,8 @@ from placed import adam, aliases, bits, content, newest, pair, resume, save, ten
 from stores import TENSORS
 from torch import nn
 
-from forge.checkpoint import host_memory
+from forge.checkpoint import files, host_memory
 from forge.checkpoint.format.manifest import entry_of
-from forge.checkpoint.load import files
 from forge.config.schema import Verify
 from forge.errors import DamagedCheckpoint, StateMismatch
 from forge.state.registry import StateRegistry

@@ -11,13 +11,13 @@ import pytest
 from forked import ForkedJob
 from started import Popen
 
-from forge.checkpoint.ownership.fence import LOCK_FILE, TOKEN_FILE
+from forge.checkpoint.fence import LOCK_FILE, TOKEN_FILE
 from forge.errors import CheckpointError, DirectoryInUse
 
 HOLDER = """
 import sys
 from pathlib import Path
-from forge.checkpoint.ownership.fence import Fence
+from forge.checkpoint.fence import Fence
 fence = Fence(Path(sys.argv[1]))
 print("held", flush=True)
 for _ in sys.stdin:

@@ -10,9 +10,9 @@ import pytest
 from rows import few
 from stores import STATE, TENSORS
 
+from forge.checkpoint import protection
 from forge.checkpoint.format import manifest
-from forge.checkpoint.retention import protection
-from forge.checkpoint.retention.protection import reading_lock
+from forge.checkpoint.protection import reading_lock
 from forge.config.schema import BestConfig, BestMode
 
 

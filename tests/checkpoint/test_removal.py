@@ -12,14 +12,14 @@ import stores
 from started import Popen
 from stores import TENSORS, assert_holds
 
-from forge.checkpoint.retention import protection, removal
-from forge.checkpoint.retention.protection import reading_lock, removing_lock
+from forge.checkpoint import protection, removal
+from forge.checkpoint.protection import reading_lock, removing_lock
 from forge.errors import DamagedCheckpoint
 
 READER = """
 import os, sys
 from pathlib import Path
-from forge.checkpoint.retention.protection import reading_lock
+from forge.checkpoint.protection import reading_lock
 with reading_lock(Path(sys.argv[1])):
     if "fork" in sys.argv:  # as DataLoader workers are, which may outlive what their parent reads
         reader, writer = os.pipe()

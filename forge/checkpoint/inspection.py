@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from forge import messages
+from forge.checkpoint import reading, workspace
 from forge.checkpoint.format import manifest
 from forge.checkpoint.format.manifest import FINAL
-from forge.checkpoint.load import reading
-from forge.checkpoint.load.reading import Checkpoint
-from forge.checkpoint.ownership import workspace
+from forge.checkpoint.reading import Checkpoint
 from forge.config.schema import Verify
 from forge.errors import CheckpointError, DamagedCheckpoint
 from forge.group import collectives

@@ -7,11 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from forge.checkpoint import reading, writing
 from forge.checkpoint.format import manifest
 from forge.checkpoint.format.manifest import files_of
-from forge.checkpoint.load import reading
-from forge.checkpoint.save import writing
-from forge.checkpoint.save.staging import Snapshot
+from forge.checkpoint.staging import Snapshot
 from forge.checkpoint.store import Store
 from forge.config.schema import CheckpointConfig, NanConfig
 from forge.errors import CheckpointError, RankFailed

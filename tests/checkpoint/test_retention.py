@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
+from forge.checkpoint import protection
 from forge.checkpoint.format import manifest
-from forge.checkpoint.retention import protection
 from forge.cli import main
 from forge.config.schema import BestConfig, BestMode
 from forge.errors import ExitCode

@@ -14,9 +14,9 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from forge.checkpoint.ownership.fence import TOKEN_FILE, Fence
-from forge.checkpoint.retention import removal
-from forge.checkpoint.retention.removal import Remover
+from forge.checkpoint import removal
+from forge.checkpoint.fence import TOKEN_FILE, Fence
+from forge.checkpoint.removal import Remover
 from forge.errors import CheckpointError, DirectoryInUse
 from forge.filesystem import durable
 

@@ -34,7 +34,7 @@ from forge.checkpoint.format import manifest
 from forge.checkpoint.format.codec import state_text
 from forge.checkpoint.format.manifest import CHUNK, Files, crc32, files_of, num_chunks
 from forge.checkpoint.host_memory import PAGE
-from forge.checkpoint.save.staging import Reader, Snapshot, StagedFile
+from forge.checkpoint.staging import Reader, Snapshot, StagedFile
 from forge.errors import CheckpointError
 from forge.filesystem import durable
 from forge.group.exchange import Exchange

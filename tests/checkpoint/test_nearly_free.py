@@ -12,12 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from forge.checkpoint import staging, writing
 from forge.checkpoint.format import manifest
 from forge.checkpoint.format.tensorfile import Layout
 from forge.checkpoint.host_memory import PAGE
-from forge.checkpoint.save import staging, writing
-from forge.checkpoint.save.staging import HostBuffer, StagedFile, room_for, views_of
-from forge.checkpoint.save.writing import write_file
+from forge.checkpoint.staging import HostBuffer, StagedFile, room_for, views_of
+from forge.checkpoint.writing import write_file
 
 CHUNK = 2 * PAGE
 

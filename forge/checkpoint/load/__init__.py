@@ -1,1 +1,0 @@
-"""Reading a checkpoint: verify it, then read into the live tensors if there are any."""

@@ -1,1 +1,0 @@
-"""Which checkpoints are kept, and how the others are removed."""

@@ -1,1 +1,0 @@
-"""Writing a checkpoint: the copy of the state, and its bytes."""
