@@ -48,7 +48,7 @@ from hydra._internal.core_plugins.importlib_resources_config_source import (
 from hydra._internal.core_plugins.structured_config_source import StructuredConfigSource
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 # The forge of this tree, since a copy with a planted defect is not the installed one.
 sys.path.insert(1, TREE := str(Path(__file__).parents[2]))
@@ -107,10 +107,12 @@ def read_once():
 def compose_once():
     """Cache compositions: Hydra composes each config of a sweep twice, to check and to run it.
 
-    The second composition takes half of a launcher's time. A cached config is copied by pickle, in
-    a fifth of the time of copy.deepcopy.
+    The second composition takes half of a launcher's time. Others differ in overrides alone, so
+    the files are merged once. A cached config is copied by pickle, in a third of the time of
+    copy.deepcopy.
     """
     composed, really = {}, ConfigLoaderImpl._load_configuration_impl
+    merged, merge = {}, ConfigLoaderImpl._compose_config_from_defaults_list
 
     def load(self, **given):
         name, overrides, mode = (given[one] for one in ("config_name", "overrides", "run_mode"))
@@ -122,7 +124,32 @@ def compose_once():
             self.validate_sweep_overrides_legal(parsed, mode, given["from_shell"])
         return pickle.loads(composed[key])
 
+    def merge_defaults(self, defaults, repo):
+        key = (*map(repr, defaults), str(self.config_search_path), os.getcwd())
+        if key not in merged:
+            merged[key] = pickle.dumps(merge(self, defaults, repo))
+        return pickle.loads(merged[key])
+
     ConfigLoaderImpl._load_configuration_impl = load
+    ConfigLoaderImpl._compose_config_from_defaults_list = merge_defaults
+
+
+def copy_by_pickle():
+    """Copy configs as compositions are copied: copies are a seventh of a launcher's time."""
+    really = DictConfig.__deepcopy__
+
+    def deepcopy(self, memo):
+        parent, self.__dict__["_parent"] = self.__dict__["_parent"], None
+        try:
+            found = pickle.loads(pickle.dumps(self))
+        except Exception:  # noqa: BLE001 - a value that only copy.deepcopy can copy
+            found = really(self, memo)
+        finally:
+            self.__dict__["_parent"] = parent
+        found.__dict__["_parent"] = parent
+        return found
+
+    DictConfig.__deepcopy__ = deepcopy
 
 
 def parse_once():
@@ -201,6 +228,7 @@ def main():
         importlib.import_module(name)
     loading.load(None)  # the schema is loaded once for all forks
     read_once()
+    copy_by_pickle()
     parse_once()
     gc.collect()
     gc.freeze()  # otherwise each fork's last collection would visit, and so copy, torch's objects
