@@ -3,6 +3,7 @@
 import pytest
 from harness import assert_same_bits
 from hydra_apps import App
+from rows import few
 
 TRAIN = """
 import os, signal
@@ -88,7 +89,10 @@ def app(tmp_path):
 
 @pytest.mark.parametrize(
     ("overrides", "is_edited"),
-    [([], False), ([], True), (["optim.kind=adam", "second=sgd", "data=/elsewhere"], True)],
+    few(
+        1,
+        [(["optim.kind=adam", "second=sgd", "data=/elsewhere"], True), ([], False), ([], True)],
+    ),
 )
 def test_enums_and_dataclasses_come_back_as_such(overrides, is_edited, app):
     """YAML stores them as strings and dicts, with which `cfg.kind is Kind.sgd` would be false."""

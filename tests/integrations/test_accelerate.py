@@ -28,10 +28,10 @@ def test_it_ends_as_without_forge(whole, tmp_path):
 @pytest.mark.parametrize(
     ("place", "name", "code"),
     few(
-        3,
+        1,
         [
-            ("step 22", "USR1", 75),
             ("step 31", "KILL", -9),
+            ("step 22", "USR1", 75),
             ("eval 3", "TERM", 143),
             ("step 17", "TERM", 143),
             ("step 44", "TERM", 143),

@@ -27,7 +27,7 @@ def whole(tmp_path_factory):
     return whole
 
 
-@pytest.mark.parametrize("script", ["automatic", "stream"])
+@pytest.mark.parametrize("script", few(1, ["automatic", "stream"]))
 def test_forge_changes_nothing(script, whole, tmp_path):
     """The same bits as without forge, which somebody adds for its restarts alone."""
     plain = LightningJob(tmp_path, script, is_plain=True)
@@ -38,7 +38,7 @@ def test_forge_changes_nothing(script, whole, tmp_path):
 @pytest.mark.parametrize(
     ("script", "attempts"),
     few(
-        3,
+        1,
         [
             ("automatic", [({"step 20": "TERM"}, 143), ({"validation 3": "USR1"}, 75)]),
             ("stream", [({"step 17": "TERM"}, 143), ({"step 29": "KILL"}, -9)]),

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import warm
+from rows import few
 from sweeps import App
 
 from forge.cli.plan import command_of
@@ -88,7 +89,7 @@ def test_jobs_that_are_alike_are_one_array(app):
     assert "#SBATCH --array=0-2%2\n" in done.stdout
 
 
-@pytest.mark.parametrize("section", ["", "resilience: {enabled: false}\n"])
+@pytest.mark.parametrize("section", few(1, ["", "resilience: {enabled: false}\n"]))
 def test_a_job_without_a_policy_is_requeued_as_the_site_has_it_and_gets_no_signal(app, section):
     """Such a job has no signal handlers, so the signal would kill it."""
     (app.folder / "conf.yaml").write_text(f"{section}lr: 1\n")

@@ -132,7 +132,7 @@ def test_a_pass_that_is_left_early_is_ended_by_the_loop(
     assert_same_run(job, undisturbed(**spec))
 
 
-@pytest.mark.parametrize("more", [{}, AHEAD], ids=str)
+@pytest.mark.parametrize("more", few(1, [AHEAD, {}]), ids=str)
 def test_workers_that_live_for_all_passes_draw_one_seed(more, tmp_path, make_job, undisturbed):
     """A resumed job starts them again between two passes, and must not draw for that."""
     spec = SPEC | {"limit": 7, "workers": 1, "persistent": True} | more
