@@ -1,11 +1,12 @@
 """Warns of optimizer steps outside the loop or without the NaN policy, and of missing steps.
 
-Each warning is logged once. Otherwise a script that forgets `run.update` would end with exit code 0
-and its initial weights.
+It also warns of steps by a GradScaler that is not saved. Each warning is logged once. Otherwise a
+script that forgets `run.update` would end with exit code 0 and its initial weights.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,9 @@ from forge.config.schema import NanAction
 from forge.state.registry import StateRegistry
 from forge.training.loop.loop_progress import LoopProgress
 from forge.training.nan.update import Updater
+
+_DEPTH = 6
+"""Frames between a hook and a GradScaler: torch's wrappers of Optimizer.step, and schedules'."""
 
 
 class OptimizerSteps:
@@ -41,6 +45,7 @@ class OptimizerSteps:
         self._is_unguarded = False
         """Whether an optimizer has stepped in a step without the NaN policy."""
         self._has_stepped = False
+        self._is_scaler_checked = False
 
     def enter_run(self) -> None:
         """From now on optimizers should step in a loop."""
@@ -74,6 +79,9 @@ class OptimizerSteps:
     def _in_loop(self, *_: Any) -> None:
         """An optimizer has stepped, called by `run.update` or by the script itself."""
         self._has_stepped = True
+        if not self._is_scaler_checked:
+            self._is_scaler_checked = True
+            self._check_scaler()
         is_guarded = self._updater.has_updated or not self._loops.is_in_step
         if not (is_guarded or self._is_unguarded):
             self._is_unguarded = True
@@ -83,6 +91,23 @@ class OptimizerSteps:
                 f" (`resilience.nan.action={self._action.value}`) is not applied. Write"
                 " `run.update(loss, optimizer)`, or step only if `run.should_step(loss)` is true"
             )
+
+    def _check_scaler(self) -> None:
+        """Warn if a GradScaler that is not saved has called the optimizer."""
+        # An optimizer does not know its scaler, and a scaler knows its optimizers only by their id.
+        frame, depth = sys._getframe(2), 0
+        while (above := frame.f_back) is not None and depth < _DEPTH:
+            scaler = frame.f_locals.get("self")
+            if isinstance(scaler, torch.amp.GradScaler):
+                objects = self._live.objects.values()
+                if scaler.is_enabled() and not any(scaler is one for one in objects):
+                    messages.warn(
+                        "A resume could be inexact here: a GradScaler steps the optimizer, but its"
+                        " scale is not saved. Give it to forge.Run, as in"
+                        " forge.Run(…, scaler=scaler)"
+                    )
+                return
+            frame, depth = above, depth + 1
 
     def is_nothing_updated(self) -> bool:
         """Whether no optimizer has stepped in a whole training, though it has something to train.

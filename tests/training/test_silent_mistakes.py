@@ -169,3 +169,23 @@ def test_an_update_without_backward_says_so_once(enabled, job, warnings):
     (text,) = warnings()
     assert f"Step 0: {NO_GRADIENT} in any parameter" in text
     assert "Call `loss.backward()` before `run.update(loss, optimizer)`" in text
+
+
+# -- a scaler whose scale is not saved -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_given", [True, False])
+def test_a_grad_scaler_that_was_not_given_is_named(is_given, job, caplog):
+    """A resumed job would begin with its first scale, and leave out the steps that overflow."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(job.first, 0.9)  # wraps Optimizer.step
+    given = {"scaler": scaler} if is_given else {}
+    objects = {"body": job.body, "head": job.head, "first": job.first, "second": job.second}
+    with forge.Run(job.policy, **objects, schedule=schedule, **given) as run:
+        for _ in run.steps(3):
+            loss = job.loss()
+            scaler.scale(loss).backward()
+            if run.should_step(loss):
+                scaler.step(job.first)
+                scaler.update()
+    assert caplog.text.count("forge.Run(…, scaler=scaler)") == (not is_given)
