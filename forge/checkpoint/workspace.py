@@ -17,7 +17,7 @@ from pathlib import Path
 from forge.checkpoint import removal
 from forge.checkpoint.fence import TOKEN_FILE, Fence
 from forge.checkpoint.removal import Remover
-from forge.errors import CheckpointError, DirectoryInUse
+from forge.errors import DirectoryInUse, unwritable
 from forge.filesystem import durable
 
 _WORK, _LEFT = ".work_", ".left_"
@@ -47,14 +47,14 @@ class Workspace:
 
         Raises:
             DirectoryInUse: If a running job uses the directory.
-            CheckpointError: If it cannot be written.
+            CheckpointError: If it cannot be written; `DiskFull` if there is no room.
         """
         self._directory = directory
         try:
             durable.make_directory(directory)
             self._fence = Fence(directory)
         except OSError as error:
-            raise CheckpointError(f"{directory} cannot be claimed: {error}") from error
+            raise unwritable(f"{directory} cannot be claimed: {error}", error) from error
         self.remover = Remover(directory)
         self._path = directory / f"{_WORK}{self._fence.name}"
         try:
@@ -62,7 +62,8 @@ class Workspace:
         except BaseException as error:
             self._fence.release()
             if isinstance(error, OSError):
-                raise CheckpointError(f"{directory} cannot be cleaned up: {error}") from error
+                text = f"{directory} cannot be cleaned up: {error}"
+                raise unwritable(text, error) from error
             raise
 
     def _take_over(self) -> None:

@@ -196,7 +196,8 @@ def _print_cluster(directory: Path) -> None:
     try:
         found = [*cluster_facts.facts(client.settings(), client.partitions(), client.scontrol())]
     except SlurmRefused as error:
-        text = f"Slurm does not answer, so its configuration is unknown: {error}"
+        said = " ".join(str(error).split())  # scontrol prints several lines
+        text = f"Slurm does not answer, so its configuration is unknown: {said}"
         sys.stdout.write("\n" + textwrap.fill(messages.escape(text), width) + "\n")
         return
     with contextlib.suppress(OSError):  # not Linux

@@ -80,7 +80,8 @@ class Verdicts:
         # A finding of all ranks is logged by rank 0 only.
         is_mine = check.scope is not Scope.ranks or self._rank == 0
         if action is CheckAction.warn or finding.only_warns:
-            why = "whatever its action" if finding.only_warns else f"`{_key(check)}=warn`"
+            key = _key(check)
+            why = f"whatever `{key}` is" if finding.only_warns else f"`{key}=warn`"
             if is_mine and name not in self._logged:
                 self._logged.add(name)
                 self._log(name, f"{text}{advice} Only logged ({why}).", action="warn")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from forge.messages import truncate_list
@@ -14,9 +14,19 @@ _SHOWN = 8
 
 
 def lines(
-    first: RehearsedRun, interrupted: list[RehearsedRun], written: list[str]
+    first: RehearsedRun,
+    interrupted: list[RehearsedRun],
+    written: list[str],
+    shortened: Sequence[str] = (),
 ) -> Iterator[str]:
-    """Sentences for the end of a rehearsal."""
+    """Sentences for the end of a rehearsal.
+
+    Args:
+        first: The first uninterrupted run.
+        interrupted: The interrupted runs.
+        written: Files of the working directory that the runs have written.
+        shortened: Those that are shorter after an interrupted run.
+    """
     events = [event for run in [first, *interrupted] for event in _events(run)]
     yield from _stops(interrupted, events)
     left = dict.fromkeys(command for run in [first, *interrupted] for command in run.left)
@@ -28,11 +38,17 @@ def lines(
             "The runs created or changed files in the working directory, which they share. If the"
             f" script reads these files, its results can differ for that reason: {names}"
         )
+    if shortened:
+        yield (
+            "Shorter after an interrupted run, so each start of the script seems to overwrite the"
+            " file, and what earlier starts wrote is lost (open a log with mode `a`):"
+            f" {truncate_list(list(_by_folder(shortened)), _SHOWN)}"
+        )
     for missing in _not_exercised(first):
         yield f"Not tested, because the script has none: {missing}"
 
 
-def _by_folder(files: list[str]) -> Iterator[str]:
+def _by_folder(files: Sequence[str]) -> Iterator[str]:
     """The files, but only the first folder of those in a folder."""
     counts = Counter(name.partition(os.sep)[0] for name in files)
     for top, count in counts.items():

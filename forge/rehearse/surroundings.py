@@ -9,6 +9,8 @@ from pathlib import Path
 _NOT_LOOKED_AT = {".git", "__pycache__", ".venv", "node_modules"}
 _MOST = 100_000
 """Files that are compared at most."""
+_SHORT = 0.9
+"""Part of its size below which a file has lost lines: other digits change a size, too."""
 
 
 class Surroundings:
@@ -22,12 +24,22 @@ class Surroundings:
     def __init__(self, folder: Path, own: Path) -> None:
         self._folder = folder
         self._own = own
-        self._before = self._files()
+        self._before = self._uninterrupted = self._files()
 
     def written(self) -> list[str]:
         """Files that are new or have changed, relative to the working directory."""
         now = self._files()
         return sorted(name for name, facts in now.items() if self._before.get(name) != facts)
+
+    def remember(self) -> None:
+        """Keep the sizes that the files have after the uninterrupted runs."""
+        self._uninterrupted = self._files()
+
+    def shortened(self) -> list[str]:
+        """Files that an interrupted run has left much shorter than an uninterrupted run."""
+        now = self._files()
+        sizes = {name: size for name, (_, size) in self._uninterrupted.items()}
+        return sorted(name for name in sizes if name in now and now[name][1] < _SHORT * sizes[name])
 
     def _files(self) -> dict[str, tuple[int, int]]:
         found: dict[str, tuple[int, int]] = {}

@@ -94,9 +94,11 @@ class RehearsalVerdict:
         if not first.num_steps:
             say("Nothing to test: the forge.Run of the script took no step.")
             return NO_VERDICT
+        surroundings.remember()
         interrupted, num_bad = self._interrupt(first)
         remarks = [] if num_bad else hints.remarks(second.traced, [x.traced for x in interrupted])
-        for line in [*remarks, *report.lines(first, interrupted, surroundings.written())]:
+        files = (surroundings.written(), surroundings.shortened())
+        for line in [*remarks, *report.lines(first, interrupted, *files)]:
             say(line)
         return self._conclude(interrupted, num_bad)
 

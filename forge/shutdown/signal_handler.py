@@ -47,6 +47,9 @@ _TIME = struct.Struct("<d")
 _HANGUP_S = 2.0
 """Seconds in which SIGHUP can follow the first failed print to a closed terminal."""
 
+_NOTICE_S = 1.0
+"""Seconds from Ctrl+C to a notice: people press it again if nothing happens."""
+
 _LOOK_S = 1.0
 """Seconds after which the thread checks the deadline, even if nothing has woken it."""
 
@@ -90,6 +93,7 @@ class ShutdownHandler:
         self.asked_at: float | None = None
         """`time.monotonic()` of the first stopping signal, or None."""
         self._interrupts = 0
+        self._is_notice_due = False
         self._originals: dict[signal.Signals, Any] = {}
         self._lock = threading.RLock()  # re-entrant: handlers interrupt the main thread anywhere
         self._pid = 0
@@ -352,6 +356,13 @@ class ShutdownHandler:
             poll.poll(min(_LOOK_S, _LOOK_S if left_s is None else left_s) * 1000 + 1)
             self._drain()
             self._trips[0] = None  # other code can have replaced the descriptor
+            asked_at = self.asked_at
+            if self._is_notice_due and asked_at and time.monotonic() - asked_at >= _NOTICE_S:
+                self._is_notice_due = False
+                messages.say(
+                    "Ctrl+C: the job saves and exits at the end of this step or evaluation."
+                    " Pressing it again exits immediately, without a save."
+                )
 
     def _drain(self) -> None:
         """Read all signals from the pipe; called from any thread."""
@@ -390,6 +401,7 @@ class ShutdownHandler:
             if self._interrupts > 1:
                 processes.kill_descendants()
                 os._exit(ExitCode.INTERRUPTED)
+            self._is_notice_due = True
         # The first signal decides, except that Ctrl+C overrides it: no requeue is wanted then.
         if self._decisive is None or received is signal.SIGINT:
             self._decisive = received

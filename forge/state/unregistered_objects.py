@@ -28,6 +28,11 @@ def problems(objects: Mapping[str, Any]) -> list[str]:
     return found
 
 
+def is_held(one: Any, objects: Mapping[str, Any]) -> bool:
+    """Whether `one` is among some objects, or in their attributes, as inside a wrapper."""
+    return any(one is held for name in objects for _, held in _inside(name, objects[name], _DEPTH))
+
+
 def _sentences(objects: Mapping[str, Any]) -> Iterator[str]:
     given = {id(one) for one in objects.values()}
     _given.update(one for one in objects.values() if isinstance(one, AveragedModel))

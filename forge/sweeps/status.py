@@ -150,7 +150,8 @@ def notes(job: SweepJob, now: float, *, is_single: bool = False) -> list[str]:
         found.append(f"log: {escape(str(output.path_of(job.directory, job.rank)))}")
     facts = []
     if job.attempts > 1:
-        facts.append(f"{job.attempts} attempts: {words.reasons(job.ends)}")
+        reasons = words.reasons(job.ends)  # only launchers and batch jobs record them
+        facts.append(f"{job.attempts} attempts" + (f": {reasons}" if reasons else ""))
     if job.state is not State.finished:
         if job.checkpoint is not None:
             age = words.ago(job.checkpoint.age_s(now))

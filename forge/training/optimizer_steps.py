@@ -1,21 +1,32 @@
 """Warns of optimizer steps outside the loop or without the NaN policy, and of missing steps.
 
-Each warning is logged once. Otherwise a script that forgets `run.update` would end with exit code 0
-and its initial weights.
+It also warns of steps by an optimizer or a GradScaler that is not saved. Each warning is logged
+once. Otherwise a script that forgets `run.update` would end with exit code 0 and its initial
+weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from forge import messages
 from forge.config.schema import NanAction
+from forge.state import unregistered_objects
 from forge.state.registry import StateRegistry
 from forge.training.loop.loop_progress import LoopProgress
 from forge.training.nan.update import Updater
+
+_DEPTH = 6
+"""Frames between a hook and a GradScaler: torch's wrappers of Optimizer.step, and schedules'."""
+_MOST = 16
+"""Optimizers that are checked: a step can create an optimizer for a copy of the weights."""
+_SHOWN = 3
 
 
 class OptimizerSteps:
@@ -41,6 +52,9 @@ class OptimizerSteps:
         self._is_unguarded = False
         """Whether an optimizer has stepped in a step without the NaN policy."""
         self._has_stepped = False
+        self._is_scaler_checked = False
+        self._checked: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._num_checked = 0
 
     def enter_run(self) -> None:
         """From now on optimizers should step in a loop."""
@@ -49,6 +63,7 @@ class OptimizerSteps:
     def begin_loop(self) -> None:
         """A loop begins."""
         self._watch(None if self._is_unguarded else self._in_loop)
+        self._hooks.append(register_optimizer_step_post_hook(self._of_any))
 
     def close(self) -> None:
         """Remove the hooks."""
@@ -74,6 +89,9 @@ class OptimizerSteps:
     def _in_loop(self, *_: Any) -> None:
         """An optimizer has stepped, called by `run.update` or by the script itself."""
         self._has_stepped = True
+        if not self._is_scaler_checked:
+            self._is_scaler_checked = True
+            self._check_scaler()
         is_guarded = self._updater.has_updated or not self._loops.is_in_step
         if not (is_guarded or self._is_unguarded):
             self._is_unguarded = True
@@ -84,6 +102,39 @@ class OptimizerSteps:
                 " `run.update(loss, optimizer)`, or step only if `run.should_step(loss)` is true"
             )
 
+    def _of_any(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """An optimizer has stepped, whether it is registered or not."""
+        if optimizer in self._checked or self._num_checked == _MOST or not self._loops.is_in_step:
+            return
+        self._checked.add(optimizer)
+        self._num_checked += 1
+        saved = {id(p) for one in self._live.optimizers for p in _parameters(one)}
+        lost = {id(p) for p in _parameters(optimizer)} - saved
+        names = [name for name, p in self._live.parameters() if id(p) in lost]
+        if names and not unregistered_objects.is_held(optimizer, self._live.objects):
+            messages.warn(
+                f"A resume could be inexact here: the optimizer {type(optimizer).__name__} trains"
+                f" {messages.truncate_list(names, _SHOWN)}, but its state is not saved. Give it to"
+                " forge.Run, as in forge.Run(…, optimizer=optimizer)"
+            )
+
+    def _check_scaler(self) -> None:
+        """Warn if a GradScaler that is not saved has called the optimizer."""
+        # An optimizer does not know its scaler, and a scaler knows its optimizers only by their id.
+        frame, depth = sys._getframe(2), 0
+        while (above := frame.f_back) is not None and depth < _DEPTH:
+            scaler = frame.f_locals.get("self")
+            if isinstance(scaler, torch.amp.GradScaler):
+                is_saved = unregistered_objects.is_held(scaler, self._live.objects)
+                if scaler.is_enabled() and not is_saved:
+                    messages.warn(
+                        "A resume could be inexact here: a GradScaler steps the optimizer, but its"
+                        " scale is not saved. Give it to forge.Run, as in"
+                        " forge.Run(…, scaler=scaler)"
+                    )
+                return
+            frame, depth = above, depth + 1
+
     def is_nothing_updated(self) -> bool:
         """Whether no optimizer has stepped in a whole training, though it has something to train.
 
@@ -93,5 +144,8 @@ class OptimizerSteps:
         is_scaled = any(isinstance(one, torch.amp.GradScaler) for one in objects)
         if self._has_stepped or self._updater.was_called or is_scaled or not self._loops.step:
             return False
-        groups = [group for one in self._live.optimizers for group in one.param_groups]
-        return any(p.requires_grad for group in groups for p in group["params"])
+        return any(p.requires_grad for one in self._live.optimizers for p in _parameters(one))
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])

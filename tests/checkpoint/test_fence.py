@@ -1,5 +1,6 @@
 """One live job a directory, and of one job only its newest attempt may commit."""
 
+import errno
 import json
 import os
 import shutil
@@ -11,8 +12,9 @@ import pytest
 from forked import ForkedJob
 from started import Popen
 
+from forge.checkpoint import workspace
 from forge.checkpoint.fence import LOCK_FILE, TOKEN_FILE
-from forge.errors import CheckpointError, DirectoryInUse
+from forge.errors import CheckpointError, DirectoryInUse, DiskFull
 
 HOLDER = """
 import sys
@@ -220,6 +222,17 @@ def test_a_directory_that_cannot_be_written_is_an_error_of_ours(tmp_path, open_s
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="cannot be claimed"):
         open_store(tmp_path / "file" / "checkpoints")
+
+
+def test_a_claim_on_a_full_disk_is_no_room(tmp_path, open_store, monkeypatch):
+    """With the code of an unusable directory (74) a launcher would not start the job again."""
+
+    def refuse(_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(workspace, "Fence", refuse)
+    with pytest.raises(DiskFull, match="cannot be claimed"):
+        open_store()
 
 
 def test_a_second_job_ends_with_73_and_disturbs_nothing(tmp_path):

@@ -8,6 +8,7 @@ from sick_machine import FAULTS, examined, failed_in, is_found, is_possible
 
 from forge.cli import doctor
 from forge.cli.doctor import FAILS, OK, Row
+from forge.errors import SlurmRefused
 
 SLOW = ("few inodes", "no room for two checkpoints")
 """Faults of a file system, each with a Python of its own as `full disk`."""
@@ -54,3 +55,16 @@ def test_of_many_nodes_what_is_well_is_one_row_and_each_fault_its_own():
     lines = list(doctor.table(merged))
     assert failed_in("\n".join(lines)) == ["shm"]
     assert lines[-1].strip() == "y"
+
+
+def test_several_lines_of_slurm_are_one_sentence(tmp_path, monkeypatch, capsys):
+    """Without a configuration scontrol prints four lines; escaped, they are hard to read."""
+
+    def refuse():
+        raise SlurmRefused("scontrol: error: first\nscontrol: fatal: second")
+
+    monkeypatch.setattr(doctor.client, "can_submit", lambda: True)
+    monkeypatch.setattr(doctor.client, "settings", refuse)
+    doctor._print_cluster(tmp_path)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert printed.endswith("is unknown: scontrol: error: first scontrol: fatal: second")

@@ -96,8 +96,8 @@ def test_little_room_is_only_logged_whatever_the_action(action, judge, logged, t
     little = Answer(Finding("space for 1.0 more", is_failed=True, only_warns=True, remedy="Tidy."))
     assert judge.judge(DISK, CheckAction[action], little) is None
     assert logged == [
-        "Health check `disk` failed on n1: space for 1.0 more. Tidy. Only logged (whatever its"
-        " action)."
+        "Health check `disk` failed on n1: space for 1.0 more. Tidy. Only logged (whatever"
+        " `resilience.health.checks.disk` is)."
     ]
     assert node_fault.read_all(tmp_path, 2) == {}
 

@@ -108,6 +108,19 @@ def test_files_that_a_script_writes_beside_its_own_are_found(tmp_path):
     assert surroundings.written() == ["old.csv", os.path.join("plots", "new.png")]
 
 
+def test_a_file_that_each_start_overwrites_is_named(tmp_path):
+    """All bits are the same, and the first half of the metrics is lost."""
+    for name in ("overwritten.csv", "result.json"):
+        (tmp_path / name).write_text("step,loss\n" * 10)
+    surroundings = Surroundings(tmp_path, tmp_path / "own")
+    surroundings.remember()
+    (tmp_path / "overwritten.csv").write_text("step,loss\n" * 4)
+    (tmp_path / "result.json").write_text("step,loss\n" * 10 + "1")
+    *_, line = report.lines(run_of(SEEN), [], [], surroundings.shortened())
+    assert line.startswith("Shorter after an interrupted run")
+    assert line.endswith(": overwritten.csv")
+
+
 def test_what_a_tolerance_lets_pass():
     """The tolerance is relative to a tensor's largest value; integers must be equal."""
     one, near = torch.tensor([1.0, 0.0]), torch.tensor([1.0, 0.005])

@@ -10,6 +10,7 @@ import threading
 import pytest
 from harness import until
 
+from forge.shutdown import signal_handler
 from forge.shutdown.signal_handler import ShutdownHandler
 
 STOPPING = [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP]
@@ -80,6 +81,21 @@ def test_ctrl_c_after_another_signal_decides(handler):
     assert handler.exit_code == 75
     send(signal.SIGINT)
     assert handler.exit_code == 130
+
+
+@pytest.mark.parametrize(("number", "notice_s"), [("INT", 0.0), ("INT", 60.0), ("TERM", 0.0)])
+def test_ctrl_c_in_a_long_step_says_what_happens(number, notice_s, handler, monkeypatch):
+    """Without a word in the minute that a step takes, people press it again, and lose the save."""
+    said = []
+    monkeypatch.setattr(signal_handler, "_NOTICE_S", notice_s)
+    monkeypatch.setattr(signal_handler.messages, "say", said.append)
+    send(signal.Signals[f"SIG{number}"])
+    until(lambda: handler.shutdown_requested, "the signal")
+    if number == "INT" and notice_s == 0:
+        until(lambda: said, "the notice")
+        assert "Pressing it again exits immediately, without a save" in said[0]
+    handler.unregister()  # ends the thread that would say it
+    assert len(said) == (number == "INT" and notice_s == 0)
 
 
 def test_a_save_is_asked_for_once_and_an_ignored_signal_is_ignored():

@@ -1,5 +1,6 @@
 """`forge.sweep`: what a sweep's directory says, while its jobs run and afterwards."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -143,6 +144,7 @@ def test_a_single_run_without_hydra_is_a_sweep_of_one_job(tmp_path):
     assert read.is_single
     assert (job.state, job.step, job.attempts) == (State.finished, 4, 1)
     assert job.metrics["loss"].last == 3
+    assert status.notes(dataclasses.replace(job, attempts=3), 0) == ["3 attempts"]
 
 
 # -- finding ---------------------------------------------------------------------------------------

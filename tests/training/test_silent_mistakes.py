@@ -169,3 +169,54 @@ def test_an_update_without_backward_says_so_once(enabled, job, warnings):
     (text,) = warnings()
     assert f"Step 0: {NO_GRADIENT} in any parameter" in text
     assert "Call `loss.backward()` before `run.update(loss, optimizer)`" in text
+
+
+# -- objects whose state is not saved --------------------------------------------------------------
+
+
+class Wrapper:
+    """An optimizer in a class of the user, whose state_dict contains that of the optimizer."""
+
+    def __init__(self, optimizer):
+        self.inner = optimizer
+        self.state_dict, self.load_state_dict = optimizer.state_dict, optimizer.load_state_dict
+
+
+@pytest.mark.parametrize(
+    ("given", "num_warnings"),
+    [
+        (lambda job: {"first": job.first, "second": job.second}, 0),
+        (lambda job: {"first": job.first, "second": Wrapper(job.second)}, 0),
+        (lambda job: {"first": job.first}, 1),
+        (lambda job: {}, 2),
+    ],
+    ids=["both", "wrapped", "one", "none"],
+)
+def test_an_optimizer_that_was_not_given_is_named(given, num_warnings, job, caplog):
+    """Its moments would be zero again after a resume, and no message would say so."""
+    with forge.Run(job.policy, body=job.body, head=job.head, **given(job)) as run:
+        for _ in run.steps(3):
+            loss = job.loss()
+            loss.backward()
+            copy = torch.optim.SGD([torch.zeros(2, requires_grad=True)])  # needs no save
+            for optimizer in (job.first, job.second, copy) if run.should_step(loss) else ():
+                optimizer.step()
+    assert caplog.text.count("but its state is not saved") == num_warnings
+    assert ("SGD trains head.weight, head.bias" in caplog.text) is bool(num_warnings)
+
+
+@pytest.mark.parametrize("is_given", [True, False])
+def test_a_grad_scaler_that_was_not_given_is_named(is_given, job, caplog):
+    """A resumed job would begin with its first scale, and leave out the steps that overflow."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(job.first, 0.9)  # wraps Optimizer.step
+    given = {"scaler": scaler} if is_given else {}
+    objects = {"body": job.body, "head": job.head, "first": job.first, "second": job.second}
+    with forge.Run(job.policy, **objects, schedule=schedule, **given) as run:
+        for _ in run.steps(3):
+            loss = job.loss()
+            scaler.scale(loss).backward()
+            if run.should_step(loss):
+                scaler.step(job.first)
+                scaler.update()
+    assert caplog.text.count("forge.Run(…, scaler=scaler)") == (not is_given)

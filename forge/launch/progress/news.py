@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from forge.jobdir import jsonl
 from forge.jobdir.job_files import job_ledger
 from forge.jobdir.job_state import State
@@ -54,5 +56,6 @@ def _line(job: SweepJob, last: SweepJob | None) -> str:
 
 def _at(job: SweepJob, word: str = "at") -> str:
     """The progress as ` at step 3 of 10 (30%)`; empty before training began."""
-    share = f" of {job.steps} ({(job.step or 0) / job.steps:.0%})" if job.steps else ""
+    percent = math.floor((job.step or 0) * 100 / job.steps) if job.steps else 0  # 100 is the end
+    share = f" of {job.steps} ({percent}%)" if job.steps else ""
     return "" if job.step is None else f" {word} step {job.step}{share}"

@@ -22,6 +22,7 @@ from forge.jobdir.job_files import job_ledger
 from forge.jobdir.job_state import State
 from forge.launch.progress import display
 from forge.launch.progress.display import Display
+from forge.launch.progress.news import news
 from forge.sweeps import status
 from forge.sweeps.job import Metric, SweepJob
 
@@ -244,6 +245,14 @@ def test_restarts_between_two_looks_are_still_told(tmp_path):
     first, second = "job 0: restart 1: preempted", "job 0: restart 2: exit code 0 without `done`"
     assert told[0] == [first, "job 0: restart 2 after step 500 of 1000 (50%): of now"]
     assert told[1] == [first, second, "job 0: finished"]
+
+
+def test_a_job_that_stops_just_before_its_end_is_not_at_100_percent(tmp_path):
+    """The line of the launcher and `forge status` say the same, and 100 % is the end."""
+    before = job(0, State.running, directory=tmp_path, step=3, steps=1000)
+    stopped = job(0, State.stopped, directory=tmp_path, step=999, steps=1000)
+    (line,) = news(stopped, before)
+    assert line.startswith("stopped at step 999 of 1000 (99%)")
 
 
 def test_the_last_summary_has_the_totals_of_the_sweep(tmp_path):
