@@ -24,7 +24,6 @@ from forge.jobdir import flat_config, job_dir
 from forge.jobdir.job_files import STATE, forge_dir
 from forge.jobdir.plan import read_earlier
 from forge.launch import exec, payload, planning
-from forge.launch.composer import Composer
 from forge.launch.hydra_launcher import Request
 from forge.launch.planning import ComposedJob
 from forge.launch.sweep import SweepDir
@@ -62,12 +61,6 @@ def compose(
         for place, overrides in zip(known, job_overrides, strict=True)
         if place is not None and _is_done(sweep, place, overrides, program)
     }
-    left = [
-        overrides
-        for place, overrides in zip(known, job_overrides, strict=True)
-        if place is None or place.number not in done
-    ]
-    composer = Composer(request.context.config_loader, request.config, left)
     policies = Policies()
     # Labels show only the overrides that differ between jobs.
     several = len(job_overrides) > 1
@@ -79,7 +72,7 @@ def compose(
             jobs.append(ComposedJob.done(place, sweep.path / place.subdir, label, program))
             earlier.append((place, "finished"))
             continue
-        cfg = composer.compose(overrides)
+        cfg = request.context.config_loader.load_sweep_config(request.config, overrides)
         number = place.number if place else sweep.free_number(request.first_number + index)
         try:
             hints.composition_succeeded()
