@@ -46,6 +46,7 @@ from hydra._internal.core_plugins.importlib_resources_config_source import (
     ImportlibResourcesConfigSource,
 )
 from hydra._internal.core_plugins.structured_config_source import StructuredConfigSource
+from hydra._internal.hydra import Hydra
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
@@ -102,6 +103,11 @@ def read_once():
         source = every._find_object_source(name, ObjectType.CONFIG)
         read[str(source), name] = pickle.dumps(every.load_config(name))
     ConfigRepository.load_config = load_config
+
+
+def assume_no_mode():
+    """No config of the tests sets `hydra.mode`: Hydra composes each config only to read it."""
+    Hydra.get_mode = lambda self, config_name, overrides: None
 
 
 def compose_once():
@@ -202,6 +208,7 @@ def main():
     loading.load(None)  # the schema is loaded once for all forks
     read_once()
     parse_once()
+    assume_no_mode()
     gc.collect()
     gc.freeze()  # otherwise each fork's last collection would visit, and so copy, torch's objects
     use_huge_pages()
