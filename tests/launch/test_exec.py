@@ -642,13 +642,6 @@ def test_a_command_line_without_a_command_ends_with_2(arguments, commands):
     assert "expected a command after `--`, or a config" in done.stdout
 
 
-def test_a_word_that_is_no_utf_8_is_told(commands):
-    """Neither a config nor the printed resume command can contain such an argument."""
-    done = commands.run("--", "echo", "\udcff")
-    assert done.returncode == ExitCode.BAD_CONFIG
-    assert "The command contains a non-UTF-8 argument" in done.stdout
-
-
 def test_a_command_twice_is_told(tmp_path):
     """Otherwise forge would silently ignore one of the two."""
     conf = "defaults: [{resilience: default}, _self_]\ncommand: [echo, a]\n"
