@@ -188,27 +188,6 @@ def test_the_jobs_process_has_python_s_own_options(tmp_path):
     assert {"error::SyntaxWarning", "ignore::ResourceWarning"} <= set(found["warnings"])
 
 
-def test_the_traceback_of_the_jobs_own_process_comes_with_the_error(tmp_path):
-    """Otherwise users would have to search the job's log for the line that failed."""
-    app = make(
-        tmp_path / "app",
-        """
-        import hydra
-
-        @hydra.main(version_base=None, config_path=".", config_name="conf")
-        def main(cfg):
-            raise ValueError("the reason")  # THIS LINE
-
-        if __name__ == "__main__":
-            main()
-        """,
-    )
-    done = app.run("what=a")
-    assert done.returncode == 1
-    assert "ValueError: the reason" in done.stdout
-    assert "THIS LINE" in done.stdout
-
-
 RAISES = """
     import hydra
 
