@@ -141,6 +141,13 @@ def parse_once():
     OmegaConf.to_yaml(config)
 
 
+def hide(forking):
+    """What a user's process would not have as a child is none that it has to end or wait for."""
+    processes = sys.modules["forge.process.processes"]
+    really = processes.descendants
+    processes.descendants = lambda *of: [pid for pid in really(*of) if pid != forking]
+
+
 def use_huge_pages():
     """Use huge pages, since copying and freeing page tables dominates the time of a fork."""
     madvise = ctypes.CDLL(None).madvise
@@ -169,7 +176,10 @@ def clone():
 
 
 def serve(asked):
-    """Fork on request; returns only in a new process: its request, streams, and forking socket."""
+    """Fork on request; returns only in a new process: its request and streams.
+
+    The last two values are the socket of the process that forks for it, and its pid; or None and 0.
+    """
     while True:
         try:
             text, fds, _, _ = socket.recv_fds(asked, 1 << 20, 3)
@@ -185,11 +195,11 @@ def serve(asked):
             continue
         asked.close()
         if not (request["is_parent"] or request["is_worker"]):
-            return request, fds, None
+            return request, fds, None, 0
         own, asked_next = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        if os.fork():
+        if forking := os.fork():
             asked_next.close()
-            return request, fds, own
+            return request, fds, own, forking
         # Leave the process's session, since tests signal it as a whole.
         os.setsid()
         LIBC.prctl(SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -213,7 +223,7 @@ def main():
     gc.freeze()  # otherwise each fork's last collection would visit, and so copy, torch's objects
     use_huge_pages()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # after Ctrl+C it ends with pytest
-    request, fds, own = serve(socket.socket(fileno=int(sys.argv[1])))
+    request, fds, own, forking = serve(socket.socket(fileno=int(sys.argv[1])))
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if request["has_session"]:
         os.setsid()
@@ -230,6 +240,7 @@ def main():
         if own:
             warm.inherit(own)
             compose_once()
+            hide(forking)
     os.umask(request["umask"])
     os.chdir(request["cwd"])
     if is_wrapper(request["command"]):
