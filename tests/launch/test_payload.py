@@ -1,8 +1,6 @@
 """Values sent to the process of a job and back: classes of the script keep their identity."""
 
-import subprocess
-import sys
-
+import forked
 from main_scripts import make, run, seen
 
 RICH = """
@@ -216,10 +214,8 @@ def frames_in(text: str) -> str:
 def test_an_exception_is_shown_as_hydra_shows_one(tmp_path):
     """Users would overlook the script's frames below 25 lines of Hydra's."""
     app = make(tmp_path / "app", RAISES)
-    alone = subprocess.run(
-        [sys.executable, "train.py"], cwd=app.folder, text=True, stderr=subprocess.PIPE
-    )
-    raised = frames_in(alone.stderr)
+    alone = forked.completed(["train.py"], app.folder)
+    raised = frames_in(alone.stdout)
     assert raised.count("  File ") == 3
     done = app.run("what=a")
     assert done.returncode == 1

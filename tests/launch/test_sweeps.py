@@ -39,7 +39,7 @@ def test_ctrl_c_stops_a_sweep_and_the_printed_command_goes_on(app, undisturbed):
     assert sweep.wait() == 130
     assert app.job(0).is_free()
     assert app.job(0).state["state"] == "stopped"
-    again = app.go_on(sweep.output, in_shell=True, is_forked=False)
+    again = app.go_on(sweep.output, in_shell=True)
     assert again.returncode == 0, again.stdout
     assert_same_job(app.job(0), undisturbed["0.1"])
     assert app.job(0).attempts == 2
