@@ -5,9 +5,9 @@ What it does with forge is in test_transformers.py, with the same script and the
 
 import pytest
 from repository import ROOT
-from rows import few
 from trained import Trained
 
+pytestmark = pytest.mark.proofs
 SCRIPT = ROOT / "tests" / "proofs" / "trainers" / "masked.py"
 SAVE_STEPS = 5
 BATCHES_A_STEP = 2
@@ -21,7 +21,7 @@ def whole(tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize(("name", "code"), few(1, [("TERM", -15), ("USR1", -10), ("KILL", -9)]))
+@pytest.mark.parametrize(("name", "code"), [("TERM", -15), ("USR1", -10), ("KILL", -9)])
 def test_it_ends_at_once_and_resumes_with_other_bits(name, code, whole, tmp_path):
     """Its collator draws masks for a batch that was read ahead, and the sums of losses are new."""
     run = Trained(tmp_path, SCRIPT, PLAIN="1")
