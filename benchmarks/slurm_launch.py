@@ -6,8 +6,8 @@ On a throwaway cluster of its own. The jobs are arrays that are held, so that no
 the submission is measured: the time inside the launcher's `launch()` until everything is submitted,
 and what then lies below the sweep's directory. Before it, Hydra's basic sweeper composes every
 job's config once, to check it, whichever launcher comes: that is Hydra's own share. submitit's
-launcher has composed nothing by then, its jobs do; forge's takes over what was composed for the
-check. Each round runs both, in an order of its own. Afterwards everything is cancelled.
+launcher has composed nothing by then, its jobs do; forge's composes each once more, and freezes
+it. Each round runs both, in an order of its own. Afterwards everything is cancelled.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ checks. In the tasks of a Slurm step, or under torchrun, rank 0 prints the findi
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import shutil
@@ -87,7 +86,7 @@ def main(arguments: list[str]) -> int:
     if here.size == 1:
         rows = _examined(health, context, socket.gethostname(), *Scope)
         code = _print(rows, is_verbose=options.verbose)
-        _print_cluster(options.dir.absolute())
+        _print_cluster()
         return code
     return _together(health, context, here, is_verbose=options.verbose)
 
@@ -188,21 +187,18 @@ def _summary(rows: Sequence[Row], *, is_verbose: bool) -> str:
     return f"{text} `forge doctor -v` shows all."
 
 
-def _print_cluster(directory: Path) -> None:
+def _print_cluster() -> None:
     """Print the effects of the cluster's configuration; nothing on a machine without Slurm."""
     if not client.can_submit():
         return
     width = shutil.get_terminal_size((_WIDTH, 0)).columns
     try:
-        found = [*cluster_facts.facts(client.settings(), client.partitions(), client.scontrol())]
+        found = [*cluster_facts.facts(client.settings(), client.partitions())]
     except SlurmRefused as error:
         said = " ".join(str(error).split())  # scontrol prints several lines
         text = f"Slurm does not answer, so its configuration is unknown: {said}"
         sys.stdout.write("\n" + textwrap.fill(messages.escape(text), width) + "\n")
         return
-    with contextlib.suppress(OSError):  # not Linux
-        mounts = Path("/proc/mounts").read_text()
-        found.append(cluster_facts.shared_directory(os.path.realpath(directory), mounts))
     sys.stdout.write("\nEffects of this cluster's configuration on a job:\n")
     for fact in found:
         text = messages.escape(f"{fact.topic}: {fact.text}")

@@ -35,8 +35,6 @@ from forge.slurm import batch_job, same_dir
 
 _Hook = Callable[..., None]
 
-_LAUNCHER = "hydra/launcher="
-
 if_no_launcher: list[str] = []
 """The command to exec if the config chooses no launcher; empty: keep Hydra's default."""
 
@@ -70,7 +68,6 @@ class JobConfig(Callback):
         if REHEARSAL in os.environ:
             with read_write(config), open_dict(config):
                 config.hydra.run.dir = os.environ[REHEARSAL]
-        _warn_of_unused_launcher(config)
         _keep_place(config.hydra.run)
         with _placed(config) as directory:
             if directory is None:
@@ -152,38 +149,13 @@ class NotHere(Callback):
     @_guarded
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Without `-m` Hydra ignores the launcher: main would train on this machine."""
+        words = [sys.argv[0], "-m", "hydra/launcher=slurm", *frozen.overrides_of(config)]
         _refuse(
             f"`hydra/launcher=slurm` without -m: Hydra would ignore the launcher and run"
             f" {config.hydra.job.name} here, on this machine. Add -m to submit it, even for a"
             " single job; remove the launcher to run it here:\n"
-            f"  {_multirun_command(config, 'slurm')}"
+            f"  python {' '.join(map(job_dir.shell_word, words))}"
         )
-
-
-def _multirun_command(config: DictConfig, launcher: str) -> str:
-    """The command of this start, but with -m, so that Hydra uses the launcher."""
-    words = map(job_dir.shell_word, (sys.argv[0], "-m", f"hydra/launcher={launcher}"))
-    overrides = map(job_dir.shell_word, frozen.overrides_of(config))
-    return f"python {' '.join((*words, *overrides))}"
-
-
-def _warn_of_unused_launcher(config: DictConfig) -> None:
-    """Warn that Hydra ignores a launcher without -m, if it was chosen on the command line.
-
-    A config whose defaults list chooses it is often started without -m on purpose. `NotHere`
-    refuses forge's own launcher for Slurm.
-    """
-    words = [str(one).lstrip("+") for one in job_dir.as_typed(config.hydra.overrides.hydra)]
-    chosen = [one.removeprefix(_LAUNCHER) for one in words if one.startswith(_LAUNCHER)]
-    is_refused = "forge_slurm" in (config.hydra.callbacks or {})
-    is_other_rank = os.environ.get("RANK", "0") != "0"
-    if not chosen or chosen[-1] == "basic" or is_refused or is_other_rank:
-        return
-    messages.warn(
-        f"`hydra/launcher={chosen[-1]}` without -m: Hydra ignores the launcher and runs"
-        f" {config.hydra.job.name} in this process, on this machine. To use the launcher, add -m:\n"
-        f"  {_multirun_command(config, chosen[-1])}"
-    )
 
 
 def _keep_place(node: Any) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from forge.config import loading
 from forge.config.schema import Policy
@@ -34,24 +31,3 @@ def _limit(cfg: DictConfig) -> tuple[float | None, str]:
     is_limit = isinstance(limit_min, int | float)  # the schema reports any other value
     limit_s = 60.0 * limit_min if is_limit else None
     return limit_s, f"{key}={limit_min}"
-
-
-class Policies:
-    """The policies of many jobs, of which most are equal: each is converted and checked once."""
-
-    def __init__(self) -> None:
-        self._checked: dict[str, Policy | None] = {}
-
-    def of(self, cfg: DictConfig, *, is_command: bool = False) -> Policy | None:
-        """As `policy_of`; equal policies are the same object."""
-        section: Any = OmegaConf.select(cfg, "resilience")
-        if not isinstance(section, DictConfig):
-            return policy_of(cfg, is_command=is_command)
-        try:
-            values = OmegaConf.to_container(section, resolve=True)
-        except OmegaConfBaseException:
-            return policy_of(cfg, is_command=is_command)  # has the message for it
-        key = repr((values, _limit(cfg), is_command))  # of 1, 1.0 and true, only one can be valid
-        if key not in self._checked:
-            self._checked[key] = policy_of(cfg, is_command=is_command)
-        return self._checked[key]

@@ -18,13 +18,12 @@ from forge.compat import of_omegaconf
 from forge.errors import ConfigError, FrozenConfigError
 from forge.filesystem.foreign import is_ours
 from forge.hydra_app import frozen, hints
-from forge.hydra_app.job_policy import Policies
+from forge.hydra_app.job_policy import policy_of
 from forge.jobdir import code as job_code
 from forge.jobdir import flat_config, job_dir
 from forge.jobdir.job_files import STATE, forge_dir
 from forge.jobdir.plan import read_earlier
 from forge.launch import exec, payload, planning
-from forge.launch.composer import Composer
 from forge.launch.hydra_launcher import Request
 from forge.launch.planning import ComposedJob
 from forge.launch.sweep import SweepDir
@@ -62,13 +61,6 @@ def compose(
         for place, overrides in zip(known, job_overrides, strict=True)
         if place is not None and _is_done(sweep, place, overrides, program)
     }
-    left = [
-        overrides
-        for place, overrides in zip(known, job_overrides, strict=True)
-        if place is None or place.number not in done
-    ]
-    composer = Composer(request.context.config_loader, request.config, left)
-    policies = Policies()
     # Labels show only the overrides that differ between jobs.
     several = len(job_overrides) > 1
     common = set.intersection(*map(set, job_overrides)) if several else set()
@@ -79,7 +71,7 @@ def compose(
             jobs.append(ComposedJob.done(place, sweep.path / place.subdir, label, program))
             earlier.append((place, "finished"))
             continue
-        cfg = composer.compose(overrides)
+        cfg = request.context.config_loader.load_sweep_config(request.config, overrides)
         number = place.number if place else sweep.free_number(request.first_number + index)
         try:
             hints.composition_succeeded()
@@ -99,7 +91,7 @@ def compose(
             _settle(job, sweep.path, may_refer="${" in text)
             if request.function is exec.run:
                 job.command = exec.command_of(cfg)
-            job.policy = policies.of(cfg, is_command=job.command is not None)
+            job.policy = policy_of(cfg, is_command=job.command is not None)
             _check_source(job)
         except ConfigError as error:
             problems += [f"job {number} ({label}): {problem}" for problem in error.problems]

@@ -69,13 +69,6 @@ def main(arguments: list[str]) -> int:
     if arguments[:1] in (["-h"], ["--help"]):
         sys.stdout.write(_HELP)
         return 0
-    if any("\udc80" <= letter <= "\udcff" for word in arguments for letter in word):
-        messages.say(
-            "The command contains a non-UTF-8 argument, which Hydra cannot represent. Write the"
-            " command into a script, and run the script.",
-            logging.ERROR,
-        )
-        return int(ExitCode.BAD_CONFIG)
     if problem := _one_of_many(os.environ):
         messages.say(problem, logging.ERROR)
         return int(ExitCode.BAD_CONFIG)

@@ -6,11 +6,9 @@
 
 from __future__ import annotations
 
-import sys
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 from hydra.core.utils import JobReturn
@@ -54,23 +52,6 @@ class HydraLauncher(Launcher):
         self._context = hydra_context
         self._task_function = task_function
         self._config = config
-        self._hide_interrupts()
-
-    def _hide_interrupts(self) -> None:
-        """Print no traceback for Ctrl+C while Hydra composes configs.
-
-        While jobs run, the launcher handles Ctrl+C. The process still ends by SIGINT.
-        """
-        shown = sys.excepthook
-
-        def show(kind: type[BaseException], error: BaseException, at: TracebackType | None) -> None:
-            if issubclass(kind, KeyboardInterrupt):
-                when = "after a batch of jobs" if self._taken else "before any job was started"
-                messages.say(f"Ctrl+C: the sweep was stopped {when}.")
-            else:
-                shown(kind, error, at)
-
-        sys.excepthook = show
 
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int

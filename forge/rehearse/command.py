@@ -159,6 +159,7 @@ def main(arguments: list[str]) -> int:
         )
         code = verdicts.RehearsalVerdict(rehearsal, wanted).rehearse()
     except KeyboardInterrupt:
+        processes.kill_descendants()  # a script that was just being started
         code = int(ExitCode.INTERRUPTED)
     if code == verdicts.IDENTICAL and options.directory is None:
         shutil.rmtree(root)

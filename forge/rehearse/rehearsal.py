@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -191,8 +190,6 @@ class Rehearsal:
         with output.open("ab") as file:
             offset = file.tell()
             run.begins.append(offset)
-            # Raised in a hook of fork, an interrupt would be lost.
-            mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
             try:
                 process = subprocess.Popen(
                     self.command,
@@ -201,15 +198,12 @@ class Rehearsal:
                     stdout=file,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,  # Ctrl+C ends only this process
-                    preexec_fn=lambda: _begin(mask),
                 )
             except OSError as error:
-                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
                 raise RehearsalFailed(f"could not be started: {error}") from error
         code: int | None = None
         with process:
             try:
-                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
                 code = self._wait(process, run)
                 if code is not None and code >= 0:
                     run.left += _left()
@@ -243,12 +237,6 @@ class Rehearsal:
             except subprocess.TimeoutExpired:
                 if time.monotonic() >= deadline:
                     return None
-
-
-def _begin(mask: set[int | signal.Signals]) -> None:
-    """Prepare the new process, before it executes the script."""
-    processes.die_with_parent()
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _left() -> list[str]:

@@ -242,11 +242,6 @@ def can_submit() -> bool:
     return shutil.which("sbatch") is not None
 
 
-def scontrol() -> str | None:
-    """Path of scontrol; None if it is not on PATH, as in many containers."""
-    return shutil.which("scontrol")
-
-
 def submit(script: Path, *options: str) -> str:
     """Submit a batch script; returns the number of the job, or of the array.
 

@@ -13,24 +13,6 @@ from forge.slurm import job_info
 
 Fields = Mapping[str, str]
 _KILL_WAIT_S = 30.0
-_REMOTE = (
-    "nfs",
-    "lustre",
-    "gpfs",
-    "beegfs",
-    "ceph",
-    "fuse",
-    "afs",
-    "cifs",
-    "smb",
-    "panfs",
-    "wekafs",
-    "virtiofs",
-    "9p",
-    "orangefs",
-    "quobyte",
-)
-"""Beginnings of the names of file systems that several machines share."""
 
 
 @dataclass(frozen=True)
@@ -43,30 +25,18 @@ class Fact:
     """The config that helps; empty if none is needed."""
 
 
-def facts(
-    settings: Fields, partitions: Mapping[str, Fields], scontrol: str | None
-) -> Iterator[Fact]:
+def facts(settings: Fields, partitions: Mapping[str, Fields]) -> Iterator[Fact]:
     """The effects, from `scontrol show config` and `scontrol show partition`.
 
     Args:
         settings: The cluster's configuration, by the names of slurm.conf.
         partitions: Name -> fields of each partition.
-        scontrol: Path of scontrol on this machine; None if it is not on PATH.
     """
     kill_wait_s = _seconds(settings.get("KillWait", ""), _KILL_WAIT_S)
     each = partitions.items()
     yield from _merged((name, _preemption(fields, settings, kill_wait_s)) for name, fields in each)
     yield from _merged((name, _time_limit(fields, kill_wait_s)) for name, fields in each)
     yield _node_failure(settings)
-    size = settings.get("MaxArraySize", "")
-    if size.isdecimal():
-        yield Fact(
-            "MaxArraySize",
-            f"A job array has at most {int(size) - 1} jobs; forge splits larger"
-            " sweeps into several arrays.",
-        )
-    yield _accounting(settings)
-    yield _commands(scontrol)
 
 
 def _merged(found: Iterable[tuple[str, Fact]]) -> Iterator[Fact]:
@@ -140,52 +110,6 @@ def _node_failure(settings: Fields) -> Fact:
         "lost node",
         f"A node that does not answer for SlurmdTimeout={timeout} is lost; Slurm requeues its jobs"
         " (JobRequeue=1), which resume from their last checkpoint.",
-    )
-
-
-def _accounting(settings: Fields) -> Fact:
-    kind = settings.get("AccountingStorageType", "")
-    if not kind or kind.endswith("/none"):
-        return Fact("accounting", "There is none: `sacct` does not work. forge does not need it.")
-    return Fact("accounting", f"AccountingStorageType={kind}; forge does not need it.")
-
-
-def _commands(scontrol: str | None) -> Fact:
-    if scontrol is not None:
-        return Fact("Slurm's commands", f"They are here: {scontrol}.")
-    return Fact(
-        "Slurm's commands",
-        "scontrol is not on PATH here, perhaps because this is a container. forge's launcher runs"
-        " Slurm's commands outside of the container; a batch script of your own could not requeue.",
-        "Mount Slurm's commands, its configuration and munge's socket into the container, or use"
-        " forge's launcher.",
-    )
-
-
-def shared_directory(path: str, mounts: str) -> Fact:
-    """Whether the jobs on other nodes see a directory.
-
-    Args:
-        path: The real path of the directory.
-        mounts: The content of /proc/mounts.
-    """
-    best, kind = "", ""
-    for line in mounts.splitlines():
-        words = line.split()
-        if len(words) < 3:
-            continue
-        point = words[1].encode().decode("unicode_escape")
-        is_above = path == point or path.startswith(point.rstrip("/") + "/")
-        if is_above and len(point) >= len(best):
-            best, kind = point, words[2]
-    if kind.startswith(_REMOTE):
-        return Fact("shared directory", f"{path} is on {kind}, which the nodes can share.")
-    return Fact(
-        "shared directory",
-        f"{path} is on {kind or 'an unknown file system'}, which looks like a disk of this"
-        " machine.",
-        "Jobs on other nodes need a shared directory: start the sweep in one, or set"
-        " `hydra.sweep.dir`.",
     )
 
 

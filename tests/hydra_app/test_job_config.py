@@ -220,16 +220,3 @@ def test_other_ways_to_start_an_app_are_resumed_too(app, how):
     stopped = app.python(*command)
     assert stopped.returncode == 143, stopped.stdout
     assert app.resume(stopped.stdout).returncode == 0
-
-
-def test_a_launcher_that_hydra_ignores_is_named_once(app):
-    """Without -m the job of `hydra/launcher=submitit_slurm` trains on the login node, silently."""
-    started = app.run("hydra/launcher=local", "hydra.run.dir=one", "lr=0.2")
-    assert started.returncode == 0, started.stdout
-    assert started.stdout.count("without -m: Hydra ignores the launcher") == 1
-    assert "`hydra/launcher=local` without -m" in started.stdout
-    assert "\n  python train.py -m hydra/launcher=local lr=0.2\n" in started.stdout
-    for quiet in (["hydra/launcher=basic"], ["-m", "hydra/launcher=local"]):
-        started = app.run(*quiet, "lr=0.2", "hydra.sweep.dir=all", "hydra.run.dir=two")
-        assert started.returncode == 0, started.stdout
-        assert "without -m" not in started.stdout

@@ -4,7 +4,13 @@ import pytest
 from sweeps import App
 
 import forge
+from forge.errors import Reason
+from forge.jobdir import verdict
+from forge.jobdir.job_files import forge_dir
 from forge.jobdir.job_state import State
+from forge.jobdir.verdict import Verdict
+from forge.launch.alike import Alike
+from forge.launch.local.queue import QueuedJob
 
 MISTAKE = """
     if cfg.seed < 4 and not Path(__file__).with_name("corrected").exists():
@@ -39,15 +45,36 @@ def test_jobs_that_fail_alike_hold_the_others_back(app):
     assert states(app) == [State.finished] * 4
 
 
-def test_a_job_with_a_checkpoint_shows_that_the_code_is_right(app):
+@pytest.fixture
+def failed(tmp_path):
+    """Three jobs that failed at the same line, and one that waits."""
+    jobs = []
+    for number in range(4):
+        directory = tmp_path / str(number)
+        forge_dir(directory).mkdir(parents=True)
+        jobs.append(QueuedJob(number, "", directory))
+        if number < 3:
+            frame = "train.py:7 in main"
+            verdict.write(directory, Verdict(Reason.failed, "KeyError: 'x'", 1, frame=frame))
+            jobs[-1].state, jobs[-1].reason = State.failed, Reason.failed
+    return jobs
+
+
+def test_a_job_with_a_checkpoint_shows_that_the_code_is_right(failed, tmp_path):
     """Then a few bad points of the sweep must not stop it."""
-    options = ["hydra.launcher.n_jobs=1", "hydra.launcher.max_alike=2", "step_s=0"]
-    assert app.run("seed=4,0,1,5", *options).returncode == 1
-    assert states(app) == [State.finished, State.failed, State.failed, State.finished]
+    (tmp_path / "3/checkpoints/step_4").mkdir(parents=True)
+    alike = Alike(tmp_path, max_alike=2)
+    assert alike.check(failed) == ""
+    assert not alike.is_holding
 
 
-def test_without_the_option_there_is_a_notice(app):
+def test_without_the_option_there_is_a_notice(failed, tmp_path):
     """A person who looks can stop the sweep."""
-    sweep = app.run("seed=0,1,2,3", "hydra.launcher.n_jobs=1")
-    assert states(app) == [State.failed] * 4
-    assert sweep.stdout.count("hydra.launcher.max_alike=3 would hold the other jobs back") == 1
+    alike = Alike(tmp_path)
+    assert alike.check(failed[:2]) == ""
+    told = "3 jobs failed alike, and no job has saved a checkpoint yet: KeyError at train.py:7"
+    said = alike.check(failed)
+    assert said.startswith(told)
+    assert "hydra.launcher.max_alike=3 would hold the other jobs back" in said
+    assert not alike.is_holding
+    assert alike.check(failed) == ""

@@ -147,16 +147,12 @@ def test_a_second_start_composes_only_the_jobs_that_are_not_finished(tmp_path):
     app = App(tmp_path / "app", text, conf)
     well, composed = app.folder / "well", app.folder / "composed"
     well.mkdir()
-    for number in (1, 2, 3):
-        (well / str(number)).touch()
-    options = ["i=1,2,3,4", "resilience.requeue.max_failures=0"]
+    (well / "1").touch()
+    options = ["i=1,2", "resilience.requeue.max_failures=0"]
     first = app.run(*options)
     assert first.returncode == 1, first.stdout
-    (well / "4").touch()
+    (well / "2").touch()
     composed.unlink()
     app.finish(*options)
-    by_hydra = 4  # its sweeper checks each job
+    by_hydra = 2  # its sweeper checks each job
     assert len(composed.read_text().splitlines()) == by_hydra + 1
-    composed.unlink()
-    app.finish(*options)
-    assert len(composed.read_text().splitlines()) == by_hydra

@@ -21,7 +21,7 @@ from harness import until
 from forge.config import loading
 from forge.errors import ConfigError, ExitCode
 from forge.jobdir.job_dir import hydra_quoted
-from forge.launch.exec import command_of
+from forge.launch.exec import command_of, main
 from forge.process import processes
 
 CODES = {"cd": 0, "pipeline": -15, "wrapper": 0, "deaf": -9, "daemon": 0, "trap": 0}
@@ -178,16 +178,6 @@ def test_a_command_that_does_not_support_termination_is_killed_at_once(commands)
     assert "took longer than" not in first["text"]
 
 
-def test_what_a_shell_leaves_behind_has_the_time_that_the_shell_had(commands):
-    """bash without a trap dies at once, while its child is still saving."""
-    sweep = commands.begin(COMMANDS["pipeline"], "resilience.shutdown.timeout_s=60")
-    job = commands.job(0)
-    stop(job, sweep)
-    assert sweep.wait() == 0, sweep.output
-    assert (job.directory / "saved 0").exists()
-    assert steps(job) == list(range(1, 21))
-
-
 # -- what exit codes mean --------------------------------------------------------------------------
 
 
@@ -228,15 +218,6 @@ def test_a_rule_s_recovery_command_runs_before_the_restart(commands):
     assert job.state["state"] == "finished"
     assert job.state["counts"]["by_rule"] == {"0": 2}
     assert job.output.splitlines()[-3:-1] == ["1 3", "2 3"]
-
-
-def test_a_rule_has_its_own_budget(commands):
-    """The job's state names the key of the exhausted budget."""
-    job, said = run(commands, "exit 3", RULES)
-    assert job.state["state"] == "failed"
-    assert job.state["code"] == 3
-    assert "`resilience.requeue.rules[0].max_restarts=2`" in job.state["because"]
-    assert "rules[0]" in said
 
 
 @pytest.mark.parametrize("code", [pytest.param(9, marks=pytest.mark.proofs), 3])
@@ -423,18 +404,16 @@ def test_tasks_that_the_command_starts_itself_by_srun_are_ranks_of_their_own(com
     assert "rank 1 of 2" in commands.job(0).output, done.stdout
 
 
-@pytest.mark.parametrize("task", [0, 1])
-def test_several_tasks_of_srun_are_refused_each(task, commands):
+def test_several_tasks_of_srun_are_refused_each(commands):
     """Otherwise one task would train as a single rank, and the others would be refused or wait."""
-    step = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": str(task)}
+    step = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}
     done = commands.run("--", "touch", "ran", **step)
     assert done.returncode == ExitCode.BAD_CONFIG, done.stdout
-    assert f"SLURM_STEP_NUM_TASKS=2, this is task {task}" in done.stdout
+    assert "SLURM_STEP_NUM_TASKS=2, this is task 1" in done.stdout
     assert "`forge exec -- srun COMMAND…`" in done.stdout
     assert not (commands.folder / "ran").exists()
-    if task:
-        done = commands.run("--", "touch", "ran", **step, FORGE_RANKS="1")
-        assert (done.returncode, (commands.folder / "ran").exists()) == (0, True), done.stdout
+    done = commands.run("--", "touch", "ran", **step, FORGE_RANKS="1")
+    assert (done.returncode, (commands.folder / "ran").exists()) == (0, True), done.stdout
 
 
 def test_each_rank_runs_the_command_and_has_its_own_log(commands):
@@ -601,13 +580,6 @@ def test_a_policy_that_no_command_could_follow_is_told(policy, said):
     assert said in str(caught.value)
 
 
-def test_a_policy_that_no_command_could_follow_is_told_before_anything_is_started(commands):
-    """The same error as for the policy of a Hydra app."""
-    done = commands.run("resilience.exec.signal=KILL", "--", "echo")
-    assert done.returncode == ExitCode.BAD_CONFIG
-    assert "`resilience.exec.signal=KILL`: expected TERM | INT | HUP" in done.stdout
-
-
 @pytest.mark.parametrize(
     ("override", "said"),
     [
@@ -635,18 +607,10 @@ def test_what_no_command_could_run_in_is_told(override, said, commands):
 
 
 @pytest.mark.parametrize("arguments", [[], ["--"], ["-m", "x=1", "--"]])
-def test_a_command_line_without_a_command_ends_with_2(arguments, commands):
+def test_a_command_line_without_a_command_ends_with_2(arguments, capsys):
     """Wrong arguments give exit code 2, as in other programs; a bad config gives 78."""
-    done = commands.run(*arguments)
-    assert done.returncode == 2, done.stdout
-    assert "expected a command after `--`, or a config" in done.stdout
-
-
-def test_a_word_that_is_no_utf_8_is_told(commands):
-    """Neither a config nor the printed resume command can contain such an argument."""
-    done = commands.run("--", "echo", "\udcff")
-    assert done.returncode == ExitCode.BAD_CONFIG
-    assert "The command contains a non-UTF-8 argument" in done.stdout
+    assert main(arguments) == 2
+    assert "expected a command after `--`, or a config" in capsys.readouterr().err
 
 
 def test_a_command_twice_is_told(tmp_path):

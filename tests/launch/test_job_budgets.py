@@ -119,22 +119,6 @@ def test_at_the_limit_a_task_that_does_not_leave_is_killed(make, undisturbed):
     assert job.state["counts"]["timeouts"] == 1
 
 
-def test_the_budget_of_timeouts_ends_a_job(make):
-    """A job meant to take an hour must not occupy the machine for a week."""
-    app = make()
-    done = app.run(
-        "lr=0.1",
-        "step_s=1",
-        "hydra.launcher.timeout_min=0.2",
-        "resilience.signal.warning_s=4",
-        "resilience.shutdown.timeout_s=3",
-        "resilience.requeue.max_timeouts=0",
-    )
-    assert done.returncode == 1
-    assert "max_timeouts=0" in done.stdout
-    assert app.job(0).state["state"] == "failed"
-
-
 @pytest.mark.parametrize(
     "crash",
     [
@@ -150,15 +134,6 @@ def test_a_crash_is_gone_on_with_from_the_last_checkpoint(crash, make, undisturb
     assert_same_job(app.job(0), undisturbed["0.1"])
     assert app.job(0).attempts == 2
     assert app.job(0).state["counts"]["failures"] == 1
-
-
-def test_max_failures_counts_crashes_that_make_progress(make):
-    """A node that crashes once an hour is broken, although each attempt makes progress."""
-    app = make("if step in (12, 22, 32) and step // 10 > RESTARTS:\n    os.abort()")
-    done = app.run("lr=0.1", "step_s=0", "resilience.requeue.max_failures=2")
-    assert done.returncode == 1
-    assert "max_failures=2" in done.stdout
-    assert app.job(0).attempts == 3
 
 
 def test_usr1_to_the_task_requeues(make, undisturbed):

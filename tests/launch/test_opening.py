@@ -1,14 +1,11 @@
 """How a launcher ends before any job was started."""
 
-import sys
-
 import pytest
 from omegaconf import OmegaConf
 
 from forge.errors import ConfigError, Exit, ExitCode
 from forge.hydra_app import hints
 from forge.launch import opening
-from forge.launch.hydra_launcher import HydraLauncher
 
 
 @pytest.fixture
@@ -36,31 +33,3 @@ def test_no_hint_for_hydra_s_errors_follows_an_error_of_ours(config, monkeypatch
         raise ConfigError(["`hydra.launcher.njobs=2`: there is no such key."], "The launcher")
     assert end.value.code == ExitCode.BAD_CONFIG
     assert hints.pending_keys == []
-
-
-class _Launcher(HydraLauncher):
-    def run(self, request):
-        request.taken.add(request.first_number)
-        return []
-
-
-@pytest.mark.parametrize(
-    ("batches", "said"), [(0, "before any job was started"), (1, "after a batch of jobs")]
-)
-def test_ctrl_c_in_hydra_s_own_composing_ends_without_a_traceback(
-    batches, said, monkeypatch, caplog
-):
-    """Hydra composes each job once before it calls a launcher; other errors are shown as ever."""
-    caplog.set_level("INFO")
-    errors = []
-    monkeypatch.setattr(sys, "excepthook", lambda *error: errors.append(error))
-    launcher = _Launcher()
-    config = OmegaConf.create({"hydra": {"sweeper": {}}})
-    launcher.setup(hydra_context=None, task_function=None, config=config)
-    for number in range(batches):
-        launcher.launch([[]], number)
-    sys.excepthook(KeyboardInterrupt, KeyboardInterrupt(), None)
-    assert errors == []
-    assert f"Ctrl+C: the sweep was stopped {said}." in caplog.text
-    sys.excepthook(ValueError, ValueError("x"), None)
-    assert len(errors) == 1

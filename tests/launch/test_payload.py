@@ -1,8 +1,6 @@
 """Values sent to the process of a job and back: classes of the script keep their identity."""
 
-import subprocess
-import sys
-
+import forked
 from main_scripts import make, run, seen
 
 RICH = """
@@ -188,27 +186,6 @@ def test_the_jobs_process_has_python_s_own_options(tmp_path):
     assert {"error::SyntaxWarning", "ignore::ResourceWarning"} <= set(found["warnings"])
 
 
-def test_the_traceback_of_the_jobs_own_process_comes_with_the_error(tmp_path):
-    """Otherwise users would have to search the job's log for the line that failed."""
-    app = make(
-        tmp_path / "app",
-        """
-        import hydra
-
-        @hydra.main(version_base=None, config_path=".", config_name="conf")
-        def main(cfg):
-            raise ValueError("the reason")  # THIS LINE
-
-        if __name__ == "__main__":
-            main()
-        """,
-    )
-    done = app.run("what=a")
-    assert done.returncode == 1
-    assert "ValueError: the reason" in done.stdout
-    assert "THIS LINE" in done.stdout
-
-
 RAISES = """
     import hydra
 
@@ -237,10 +214,8 @@ def frames_in(text: str) -> str:
 def test_an_exception_is_shown_as_hydra_shows_one(tmp_path):
     """Users would overlook the script's frames below 25 lines of Hydra's."""
     app = make(tmp_path / "app", RAISES)
-    alone = subprocess.run(
-        [sys.executable, "train.py"], cwd=app.folder, text=True, stderr=subprocess.PIPE
-    )
-    raised = frames_in(alone.stderr)
+    alone = forked.completed(["train.py"], app.folder)
+    raised = frames_in(alone.stdout)
     assert raised.count("  File ") == 3
     done = app.run("what=a")
     assert done.returncode == 1

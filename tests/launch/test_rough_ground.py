@@ -222,13 +222,12 @@ def test_damaged_files_are_no_tracebacks(plain, damaged):
         assert "Traceback" not in done.stdout, (place, content)
 
 
-@pytest.mark.parametrize(("subdir", "key"), [("../file/0", "dir"), ("x" * 300, "subdir")])
-def test_an_unusable_directory_is_named(subdir, key, plain):
+def test_an_unusable_directory_is_named(plain):
     """The error comes before the first job starts, and without a traceback."""
     (plain.folder / "file").touch()
-    done = plain.run("+mode=a", f"hydra.sweep.subdir={subdir}")
+    done = plain.run("+mode=a", "hydra.sweep.subdir=../file/0")
     assert done.returncode == 78
-    assert f"hydra.sweep.{key}=" in done.stdout
+    assert "hydra.sweep.dir=" in done.stdout
     assert "Traceback" not in done.stdout
 
 

@@ -9,17 +9,12 @@ def app(tmp_path):
     return App(tmp_path / "app")
 
 
-@pytest.mark.parametrize("launcher", ["local", "slurm"])
-def test_a_sweep_whose_jobs_share_a_directory_is_refused_before_any_starts(app, launcher):
+def test_a_sweep_whose_jobs_share_a_directory_is_refused_before_any_starts(app):
     """Also where they run one after the other, and where the paths only look different."""
     (app.folder / "link").symlink_to(app.folder)
-    (app.folder / "none.conf").touch()  # belongs to no cluster
     done = app.run(
-        *("lr=0.1,0.2", "hydra.launcher.n_jobs=1" if launcher == "local" else "seed=3"),
+        *("lr=0.1,0.2", "hydra.launcher.n_jobs=1"),
         f"resilience.checkpoint.dir={app.folder}/ck,{app.folder}/link/../app/ck",
-        f"hydra/launcher={launcher}",
-        *(["hydra.launcher.dry_run=true"] if launcher == "slurm" else []),
-        SLURM_CONF=str(app.folder / "none.conf"),
     )
     assert done.returncode == 78, done.stdout
     for said in ("jobs 0 (lr=0.1", "3 (lr=0.2", f"save to {app.folder}/ck", "${hydra:job.num}"):

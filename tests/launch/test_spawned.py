@@ -142,7 +142,7 @@ def test_a_stop_of_the_child_alone_is_a_stop_of_the_job(make):
     """Regression test: main ignores its child's exit code, and the job counted as finished."""
     app = make(LONG_STEP)
     app.hold("job", 21)
-    process, job = alone(app, "lr=0.1", "by=spawn")
+    process, job = alone(app, "lr=0.1", "by=fork")
     job.wait_for_step(21)
     child = ledger.read(job.directory).attempts[0].events[0]["pid"]
     assert processes.send(child, signal.SIGUSR1)

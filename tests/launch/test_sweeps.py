@@ -39,23 +39,10 @@ def test_ctrl_c_stops_a_sweep_and_the_printed_command_goes_on(app, undisturbed):
     assert sweep.wait() == 130
     assert app.job(0).is_free()
     assert app.job(0).state["state"] == "stopped"
-    again = app.go_on(sweep.output, in_shell=True, is_forked=False)
+    again = app.go_on(sweep.output, in_shell=True)
     assert again.returncode == 0, again.stdout
     assert_same_job(app.job(0), undisturbed["0.1"])
     assert app.job(0).attempts == 2
-
-
-def test_sigterm_to_the_launcher_stops_in_the_same_way(app):
-    """A shutdown of the machine or systemd-run can send SIGTERM."""
-    for number in (0, 1):
-        app.hold(number, 2)
-    sweep = app.start("lr=0.1,0.2", "step_s=0")
-    for number in (0, 1):
-        app.job(number).wait_for_step(2)
-    sweep.signal(signal.SIGTERM)
-    assert sweep.wait() == 143
-    assert command_in(sweep.output)[:2] == ["cd", str(app.folder)]
-    assert [app.job(number).state["state"] for number in (0, 1)] == ["stopped", "stopped"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM], ids=["SIGHUP", "SIGTERM"])
@@ -69,6 +56,8 @@ def test_a_signal_that_comes_twice_has_the_jobs_save_all_the_same(app, number):
         select.select([], [], [], 0.02)  # two signals at the same time arrive as one
     assert sweep.wait() == 128 + number
     assert f"{number.name}: 1 job, saving and exiting" in sweep.output
+    assert command_in(sweep.output)[:2] == ["cd", str(app.folder)]
+    assert app.job(0).state["state"] == "stopped"
     assert app.job(0).state["code"] == 143
     assert ledger.saved_steps(app.job(0).directory, "checkpoints") >= 2
 

@@ -1,4 +1,4 @@
-"""The suites of Hydra and of our composer, on the oldest Hydra that forge takes and the next."""
+"""The suites of Hydra, on the oldest Hydra that forge takes and the next."""
 
 import os
 import subprocess
@@ -41,9 +41,8 @@ def test_the_options_are_those_of_the_next_hydra_submitit_launcher():
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("suite", ["test_hydra_suites.py", "test_composer.py"])
 @pytest.mark.parametrize("version", ["1.3.2", "1.4.0rc3"])
-def test_the_suites_pass_on(version, suite, tmp_path):
+def test_the_suites_pass_on(version, tmp_path):
     """Labs pin what they have: a launcher that needs the newest Hydra is no launcher for them."""
     place = installed(version)
     given = os.environ["PYTHONPATH"]  # tests/conftest.py's quick starts
@@ -51,7 +50,7 @@ def test_the_suites_pass_on(version, suite, tmp_path):
     command += ["--noconftest", "--basetemp", str(tmp_path / "runs")]
     command += ["-k", "not InBatches"]  # the sweeper's business more than the launcher's
     done = subprocess.run(
-        [*command, str(ROOT / "tests/launch" / suite)],
+        [*command, str(ROOT / "tests/launch/test_hydra_suites.py")],
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(place), str(ROOT), given])},
         text=True,

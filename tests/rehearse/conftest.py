@@ -1,6 +1,7 @@
 """`forge rehearse` as a process, in a directory of the test's own."""
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ class Rehearsed:
             [*rehearse, *options, "--", *command],
             self.folder / "output.txt",
             self.folder,
-            warm.Popen,  # what it starts is started as ever
+            partial(warm.Popen, is_parent=True),
             OMP_NUM_THREADS="1",
         )
 

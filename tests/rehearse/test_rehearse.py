@@ -1,13 +1,11 @@
 """`forge rehearse` with scripts that resume exactly, that do not, and that cannot be rehearsed."""
 
-import os
 import re
 import signal
 import sys
 from pathlib import Path
 
 import pytest
-from harness import Process
 from rehearse_all import CASES, SCRIPTS
 
 from forge.errors import ExitCode
@@ -168,7 +166,7 @@ def test_a_script_that_hangs_is_ended_with_all_it_started(rehearsed):
     assert marked(rehearsed.runs) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_whatever_ends_a_rehearsal_ends_the_script(rehearsed, number):
     """The script has its own session, which Ctrl+C in the terminal does not reach."""
     process = rehearsed.start("import time\nprint('waits', flush=True)\ntime.sleep(600)")
@@ -176,25 +174,10 @@ def test_whatever_ends_a_rehearsal_ends_the_script(rehearsed, number):
     process.wait_for(lambda: log.exists() and "waits" in log.read_text(), "the script")
     assert len(marked(rehearsed.runs)) == 1
     process.signal(number)
-    code = rehearsed.ended(process)
-    assert code == (-9 if number == signal.SIGKILL else 130)
+    assert rehearsed.ended(process) == 130
     assert log.exists()
-    assert (f"The files of all runs are in {rehearsed.runs}" in rehearsed.output) == (code == 130)
-    while marked(rehearsed.runs):  # the kernel kills it shortly after a SIGKILL of its parent
-        os.sched_yield()
-
-
-def test_an_interrupt_while_the_script_is_forked_is_heard(rehearsed):
-    """Python runs fork hooks there, and drops the exceptions that they raise."""
-    hook = "os.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), signal.SIGINT))"
-    main = "from forge.rehearse.command import main; sys.exit(main(sys.argv[1:]))"
-    waits = [sys.executable, "-c", "import time; time.sleep(600)"]
-    process = Process(
-        [sys.executable, "-c", f"import os, signal, sys; {hook}; {main}", "--", *waits],
-        rehearsed.folder / "output.txt",
-        rehearsed.folder,
-    )
-    assert rehearsed.ended(process) == 130, rehearsed.output
+    assert f"The files of all runs are in {rehearsed.runs}" in rehearsed.output
+    assert marked(rehearsed.runs) == []
 
 
 def marked(runs: Path) -> list[int]:

@@ -46,6 +46,7 @@ from hydra._internal.core_plugins.importlib_resources_config_source import (
     ImportlibResourcesConfigSource,
 )
 from hydra._internal.core_plugins.structured_config_source import StructuredConfigSource
+from hydra._internal.hydra import Hydra
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
@@ -102,6 +103,11 @@ def read_once():
         source = every._find_object_source(name, ObjectType.CONFIG)
         read[str(source), name] = pickle.dumps(every.load_config(name))
     ConfigRepository.load_config = load_config
+
+
+def assume_no_mode():
+    """No config of the tests sets `hydra.mode`: Hydra composes each config only to read it."""
+    Hydra.get_mode = lambda self, config_name, overrides: None
 
 
 def compose_once():
@@ -162,6 +168,13 @@ def parse_once():
     OmegaConf.to_yaml(config)
 
 
+def hide(forking):
+    """What a user's process would not have as a child is none that it has to end or wait for."""
+    processes = sys.modules["forge.process.processes"]
+    really = processes.descendants
+    processes.descendants = lambda *of: [pid for pid in really(*of) if pid != forking]
+
+
 def use_huge_pages():
     """Use huge pages, since copying and freeing page tables dominates the time of a fork."""
     madvise = ctypes.CDLL(None).madvise
@@ -190,7 +203,10 @@ def clone():
 
 
 def serve(asked):
-    """Fork on request; returns only in a new process: its request, streams, and forking socket."""
+    """Fork on request; returns only in a new process: its request and streams.
+
+    The last two values are the socket of the process that forks for it, and its pid; or None and 0.
+    """
     while True:
         try:
             text, fds, _, _ = socket.recv_fds(asked, 1 << 20, 3)
@@ -206,11 +222,11 @@ def serve(asked):
             continue
         asked.close()
         if not (request["is_parent"] or request["is_worker"]):
-            return request, fds, None
+            return request, fds, None, 0
         own, asked_next = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        if os.fork():
+        if forking := os.fork():
             asked_next.close()
-            return request, fds, own
+            return request, fds, own, forking
         # Leave the process's session, since tests signal it as a whole.
         os.setsid()
         LIBC.prctl(SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -230,11 +246,12 @@ def main():
     read_once()
     copy_by_pickle()
     parse_once()
+    assume_no_mode()
     gc.collect()
     gc.freeze()  # otherwise each fork's last collection would visit, and so copy, torch's objects
     use_huge_pages()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # after Ctrl+C it ends with pytest
-    request, fds, own = serve(socket.socket(fileno=int(sys.argv[1])))
+    request, fds, own, forking = serve(socket.socket(fileno=int(sys.argv[1])))
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if request["has_session"]:
         os.setsid()
@@ -251,6 +268,7 @@ def main():
         if own:
             warm.inherit(own)
             compose_once()
+            hide(forking)
     os.umask(request["umask"])
     os.chdir(request["cwd"])
     if is_wrapper(request["command"]):
