@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from forge.compat import of_random
+from forge.compat import of_stdlib
 from forge.errors import CheckpointError
 
 _DEVICES = ("cuda", "xpu", "mps")
@@ -41,11 +41,11 @@ def _current(module: Any) -> int:
 
 def capture_cpu() -> dict[str, Any]:
     """The state of the generators for the CPU."""
-    python = _read("python", of_random.python_memory, random.getstate)
+    python = _read("python", of_stdlib.python_memory, random.getstate)
     state: dict[str, Any] = {"python": python, "torch": torch.get_rng_state()}
     numpy = sys.modules.get("numpy")
     if numpy is not None:
-        memory = functools.partial(of_random.numpy_memory, numpy)
+        memory = functools.partial(of_stdlib.numpy_memory, numpy)
         state["numpy"] = _read("numpy", memory, lambda: _numpy_values(numpy))
     return state
 
