@@ -24,8 +24,15 @@ import torch
 
 from forge import messages
 from forge.checkpoint.format.manifest import CHUNK, FINAL, Origin
+from forge.checkpoint.format.tensor_encoding import (
+    HUGE,
+    PAGE,
+    copy_bytes,
+    digest,
+    flat,
+    num_threads,
+)
 from forge.checkpoint.format.tensorfile import Layout
-from forge.checkpoint.host_memory import HUGE, PAGE, copy_bytes, digest, flat, num_threads
 from forge.compat import of_torch
 from forge.process import memory
 

@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 
 from forge.checkpoint import staging, writing
 from forge.checkpoint.format import manifest
+from forge.checkpoint.format.tensor_encoding import PAGE
 from forge.checkpoint.format.tensorfile import Layout
-from forge.checkpoint.host_memory import PAGE
 from forge.checkpoint.staging import HostBuffer, StagedFile, room_for, views_of
 from forge.checkpoint.writing import write_file
 

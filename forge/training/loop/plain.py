@@ -16,10 +16,9 @@ from forge.state.registry import StateRegistry
 from forge.training import misuse
 from forge.training.loop import loop_state
 from forge.training.loop.evaluations import Evaluations
-from forge.training.loop.loop_progress import LoopProgress
+from forge.training.loop.loop_progress import LoopProgress, ResumableLoader
 from forge.training.loop.loop_state import EpochPhase
 from forge.training.loop.pushed import Start
-from forge.training.loop.resumable_loader import ResumableLoader
 from forge.training.loop.steps import again, close
 from forge.training.nan.nan_policy import NanPolicy
 from forge.training.nan.update import Updater
