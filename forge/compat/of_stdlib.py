@@ -1,12 +1,9 @@
-"""Private parts of the standard library, and of NumPy's global generator."""
+"""Private parts of the standard library."""
 
 from __future__ import annotations
 
 import argparse
-import ctypes
-import random
 import sys
-from typing import Any
 
 
 def interpreter_flags() -> list[str]:
@@ -37,42 +34,3 @@ def options(parser: argparse.ArgumentParser) -> list[str]:
     If it goes: return an empty list; then shells complete only the commands of forge.
     """
     return sorted(parser._option_string_actions)
-
-
-_MT19937_BYTES = 624 * 4 + 4
-"""The words and the position."""
-
-
-def python_memory() -> tuple[Any, ...]:
-    """A value that changes if python's global generator draws, is seeded or is restored.
-
-    If it goes: return `random.getstate()`.
-    """
-    generator: Any = getattr(random.getstate, "__self__", None)
-    if generator is None:  # somebody has replaced it
-        return (object(),)
-    return object_memory(generator), generator.gauss_next
-
-
-def numpy_memory(numpy: Any) -> tuple[Any, ...]:
-    """The same for numpy's global generator, if that is an MT19937.
-
-    Args:
-        numpy: The module.
-
-    If it goes: return a new `object()` in a tuple, which is equal to nothing.
-    """
-    generator = getattr(numpy.random.get_state, "__self__", None)
-    bits: Any = getattr(generator, "_bit_generator", None)
-    if type(bits) is not numpy.random.MT19937:
-        return (object(),)
-    return object_memory(generator), ctypes.string_at(bits.ctypes.state_address, _MT19937_BYTES)
-
-
-def object_memory(one: object) -> bytes:
-    """The bytes of a python object, without its head, which has the number of references.
-
-    If it goes: see the functions above, and read the states each time.
-    """
-    head = object.__basicsize__
-    return ctypes.string_at(id(one) + head, type(one).__basicsize__ - head)

@@ -1,15 +1,12 @@
-"""What forge needs of the private parts of the standard library and of NumPy's generator."""
+"""What forge needs of the standard library's private parts."""
 
 import argparse
 import multiprocessing
 import os
-import random
 import subprocess
 import sys
 from multiprocessing import shared_memory
 
-import numpy as np
-import pytest
 from contracts import contract
 
 from forge.compat import of_stdlib
@@ -49,51 +46,3 @@ def test_options():
     parser.add_argument("path")
     with contract(of_stdlib.options):
         assert of_stdlib.options(parser) == ["--follow", "--help", "-f", "-h"]
-
-
-OF_PYTHON = [
-    random.random,
-    lambda: random.gauss(0, 1),
-    lambda: random.shuffle([1, 2]),
-    lambda: random.seed(1),
-]
-OF_NUMPY = [
-    np.random.rand,
-    np.random.normal,
-    lambda: np.random.shuffle([1, 2]),
-    lambda: np.random.seed(1),
-]
-
-
-@pytest.mark.parametrize("use", OF_PYTHON)
-def test_python_memory(use):
-    """A state that was not read again would lose a draw: the second half of a pair, too."""
-    with contract(of_stdlib.python_memory, of_stdlib.object_memory):
-        for _ in range(2):
-            state, before = random.getstate(), of_stdlib.python_memory()
-            assert of_stdlib.python_memory() == before
-            use()
-            assert (of_stdlib.python_memory() == before) is (random.getstate() == state)
-
-
-@pytest.mark.parametrize("use", OF_NUMPY)
-def test_numpy_memory(use):
-    """As for python's generator."""
-    with contract(of_stdlib.numpy_memory):
-        for _ in range(2):
-            state, before = str(np.random.get_state(legacy=False)), of_stdlib.numpy_memory(np)
-            assert of_stdlib.numpy_memory(np) == before
-            use()
-            is_same = str(np.random.get_state(legacy=False)) == state
-            assert (of_stdlib.numpy_memory(np) == before) is is_same
-
-
-def test_numpy_memory_of_another_generator():
-    """It is never taken for an unused one: capturing it is refused."""
-    own = np.random.get_bit_generator()
-    with contract(of_stdlib.numpy_memory):
-        np.random.set_bit_generator(np.random.PCG64(1))
-        try:
-            assert of_stdlib.numpy_memory(np) != of_stdlib.numpy_memory(np)
-        finally:
-            np.random.set_bit_generator(own)
