@@ -184,12 +184,7 @@ def _other_group(
     if len(before) != len(after):
         return _changed(group, f"{len(before)} parameters", f"{len(after)}")
     j = next(j for j, (a, b) in enumerate(zip(before, after, strict=True)) if a is not b)
-    known = {
-        id(one): name or f"{_NO_MODULE} (that of place {place})"
-        for place, (one, name) in enumerate(zip(before, names, strict=True))
-    }
-    found = known.get(id(after[j]), "another parameter")
-    return _changed(f"{group}[{j}]", known[id(before[j])], found)
+    return _changed(f"{group}[{j}]", names[j] or _NO_MODULE, "another parameter")
 
 
 def _module_differences(first: Structure, now: Structure) -> Iterator[str]:
