@@ -20,7 +20,6 @@ from forge.jobdir.job_files import TOKEN
 
 _GRACE_S = 1.0
 _LOOK_S = 0.005
-_WALL = 0x40000000  # waitid(2): children that end with another signal, too
 _SET_CHILD_SUBREAPER = 36  # prctl(2)
 _SET_PDEATHSIG = 1
 
@@ -93,24 +92,8 @@ def _parents() -> dict[int, int]:
     return found
 
 
-def _has_children() -> bool:
-    """Whether this process has a child, dead or alive; True if that is not known.
-
-    Source: waitid(2), ECHILD.
-    """
-    if not hasattr(os, "waitid"):  # macOS
-        return True
-    try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT | _WALL)
-    except ChildProcessError:
-        return False
-    return True
-
-
 def descendants(root: int | None = None) -> list[int]:
     """Every live descendant of `root` (default: this process), parents before children."""
-    if root is None and not _has_children():
-        return []  # most jobs end so: a look at each process of a busy node would take 50 ms
     parents = _parents()
     children: dict[int, list[int]] = {}
     for pid, parent in parents.items():
