@@ -61,7 +61,7 @@ from forge.jobdir.job_files import (
 )
 from forge.jobdir.job_state import JobState, State
 from forge.jobdir.plan import JobPlan
-from forge.process import processes
+from forge.process import children, processes
 from forge.process.world import RankInfo
 
 _SHOWN_FILES = 5
@@ -106,7 +106,7 @@ class Wrapper:
 
     def run(self) -> int:
         """Run all attempts; returns the exit code of the last, 128 + N for signal N."""
-        processes.adopt_orphans()
+        children.adopt_orphans()
         self._backend.listen()
         self._claim()
         try:

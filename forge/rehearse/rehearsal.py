@@ -23,7 +23,7 @@ from forge.checkpoint.format import manifest
 from forge.errors import CheckpointError, RehearsalFailed
 from forge.jobdir import ledger
 from forge.jobdir.job_files import REHEARSAL
-from forge.process import processes
+from forge.process import children, processes
 from forge.rehearse.plan import Strike
 from forge.training.loop import fault_injection, step_limit, trace_recorder
 
@@ -247,7 +247,7 @@ class Rehearsal:
 
 def _begin(mask: set[int | signal.Signals]) -> None:
     """Prepare the new process, before it executes the script."""
-    processes.die_with_parent()
+    children.die_with_parent()
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
