@@ -31,7 +31,7 @@ sys.path.insert(0, str(ROOT))
 from forge.jobdir.job_files import STATE, forge_dir, read_json  # noqa: E402
 from forge.launch.local.queue import _START  # noqa: E402
 from forge.launch.local.resources import cores  # noqa: E402
-from forge.process import processes  # noqa: E402
+from forge.process import children, processes  # noqa: E402
 
 MARK = "FORGE_BENCHMARK"
 APP = """
@@ -80,7 +80,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    processes.adopt_orphans()
+    children.adopt_orphans()
     with tempfile.TemporaryDirectory() as folder:
         costs = measure_sweeps(Path(folder), options.jobs, options.rounds)
         pieces = measure_pieces(Path(folder), options.rounds)

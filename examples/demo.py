@@ -28,7 +28,7 @@ from demo_report import compare, print_sample, print_table
 from demo_screen import Screen, clock, paint
 from demo_sweep import Attempt, Fault, Job, Sweep
 
-from forge.process import processes
+from forge.process import children, processes
 
 TRAIN = Path(__file__).resolve().parent / "train.py"
 LEARNING_RATES = ("1e-2", "3e-3")
@@ -215,7 +215,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.steps < 300:
         parser.error("--steps has to be at least 300: there are five faults")
-    processes.adopt_orphans()  # whatever happens, no process is left behind
+    children.adopt_orphans()  # whatever happens, no process is left behind
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # Started in the background of a script: the launcher would ignore our Ctrl+C as well.
         signal.signal(signal.SIGINT, signal.default_int_handler)

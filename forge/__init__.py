@@ -25,7 +25,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-import forge.jobdir.start_dir  # noqa: F401 - records where this process was started
+import forge.jobdir  # noqa: F401 - records where this process was started
 from forge._version import __version__
 
 if sys.platform == "win32":

@@ -2,5 +2,5 @@
 
 `store` ties the modules together. A directory is claimed (`fence`, `workspace`); the state is
 copied (`staging`) and written (`writing`), in the layout of `format`; old checkpoints are removed
-(`retention`, `protection`, `removal`); one is read (`reading`, `files`, `inspection`).
+(`retention`, `removal`); one is read (`reading`, `files`, `inspection`).
 """

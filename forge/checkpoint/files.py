@@ -28,8 +28,8 @@ import torch
 from forge.checkpoint.format.codec import MAX_STATE_BYTES
 from forge.checkpoint.format.manifest import CHUNK, Manifest, crc32, files_of, num_chunks
 from forge.checkpoint.format.shards import Box, Shard
+from forge.checkpoint.format.tensor_encoding import bytes_of, copy_bytes, flat, num_threads
 from forge.checkpoint.format.tensorfile import MALFORMED, MAX_HEADER, Entry, parse
-from forge.checkpoint.host_memory import bytes_of, copy_bytes, flat, num_threads
 from forge.errors import DamagedCheckpoint
 from forge.filesystem.files import open_file
 from forge.process import sections

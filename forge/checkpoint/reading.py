@@ -26,9 +26,8 @@ from forge.checkpoint.format import manifest, shards
 from forge.checkpoint.format.codec import UNKNOWN, Decoder, decode, stride_of
 from forge.checkpoint.format.manifest import Manifest
 from forge.checkpoint.format.shards import Box, Like, Shard
-from forge.checkpoint.format.tensor_encoding import is_here, is_plain
-from forge.checkpoint.host_memory import in_huge_pages
-from forge.checkpoint.protection import reading_lock
+from forge.checkpoint.format.tensor_encoding import in_huge_pages, is_here, is_plain
+from forge.checkpoint.retention import reading_lock
 from forge.config.schema import Verify
 from forge.errors import CheckpointError, DamagedCheckpoint, StateMismatch
 from forge.jobdir.job_files import step_of

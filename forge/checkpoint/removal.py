@@ -16,7 +16,7 @@ from pathlib import Path
 
 from forge import messages
 from forge.checkpoint.format import manifest
-from forge.checkpoint.protection import is_pinned, pin_file, removing_lock
+from forge.checkpoint.retention import is_pinned, pin_file, removing_lock
 from forge.errors import DamagedCheckpoint, NewerFormat
 from forge.filesystem import durable
 

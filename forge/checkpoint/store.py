@@ -25,15 +25,13 @@ from forge.checkpoint import writing
 from forge.checkpoint.format import manifest, tensorfile
 from forge.checkpoint.format.codec import Encoder, state_text
 from forge.checkpoint.format.manifest import FINAL, LATEST, Files, Logged, Manifest, Origin
-from forge.checkpoint.protection import PIN_PREFIX, add_pin
-from forge.checkpoint.retention import CheckpointIndex, Retention
+from forge.checkpoint.retention import PIN_PREFIX, CheckpointIndex, Retention, add_pin
 from forge.checkpoint.staging import Snapshot, StagingPool
 from forge.checkpoint.workspace import Workspace
 from forge.config.schema import CheckpointConfig
 from forge.errors import CheckpointError
 from forge.filesystem import durable
-from forge.group.exchange import Exchange
-from forge.group.group import Coordinator, SingleProcess
+from forge.group.group import Coordinator, Exchange, SingleProcess
 from forge.jobdir.job_files import step_dirs, step_of
 
 if TYPE_CHECKING:

@@ -33,11 +33,11 @@ from typing import Any
 from forge.checkpoint.format import manifest
 from forge.checkpoint.format.codec import state_text
 from forge.checkpoint.format.manifest import CHUNK, Files, crc32, files_of, num_chunks
-from forge.checkpoint.host_memory import PAGE
+from forge.checkpoint.format.tensor_encoding import PAGE
 from forge.checkpoint.staging import Reader, Snapshot, StagedFile
 from forge.errors import CheckpointError
 from forge.filesystem import durable
-from forge.group.exchange import Exchange
+from forge.group.group import Exchange
 from forge.process import sections
 from forge.process.progress import Phase
 

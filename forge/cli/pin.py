@@ -21,16 +21,16 @@ similar keys say."""
 
 def pin(arguments: list[str]) -> int:
     """The command `forge pin`."""
-    from forge.checkpoint import protection
+    from forge.checkpoint import retention
 
-    return _each(_paths("pin", _PIN, arguments), protection.pin, "pinned")
+    return _each(_paths("pin", _PIN, arguments), retention.pin, "pinned")
 
 
 def unpin(arguments: list[str]) -> int:
     """The command `forge unpin`."""
-    from forge.checkpoint import protection
+    from forge.checkpoint import retention
 
-    return _each(_paths("unpin", _UNPIN, arguments), protection.unpin, "no longer pinned")
+    return _each(_paths("unpin", _UNPIN, arguments), retention.unpin, "no longer pinned")
 
 
 def _paths(name: str, description: str, arguments: list[str]) -> list[Path]:

@@ -13,7 +13,6 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from forge.compat import of_omegaconf
 from forge.config.schema import (
     SIGNALS,
     SLURM_KEYS,
@@ -39,7 +38,7 @@ def convert(policy: Any) -> tuple[Policy, dict[str, str]]:
     problems: dict[str, str] = {}
     if isinstance(policy, Policy):
         policy = asdict(policy)  # a dataclass takes every value: check it like any other
-    if policy is None or (isinstance(policy, DictConfig) and of_omegaconf.value_of(policy) is None):
+    if policy is None or (isinstance(policy, DictConfig) and policy in (None,)):  # a null in YAML
         policy = {}
     if not isinstance(policy, Mapping):
         problems[
@@ -160,7 +159,7 @@ def _set(typed: DictConfig, key: str, value: Any) -> str | None:
     if path == "checkpoint.every_s" and isinstance(value, int | str) and value is not False:
         with contextlib.suppress(ValueError):
             value = float(value)  # YAML 1.1 reads 1e3 as text
-    if isinstance(value, float) and _is_int(typed, path):
+    if isinstance(value, float) and _kind(typed, path) is int:
         if not value.is_integer():
             return f"{shown}: {_expected(typed, path)}, found a fraction."
         value = int(value)  # 1e3
@@ -200,21 +199,19 @@ def _resolve(value: Any) -> None:
         OmegaConf.to_container(value, resolve=True, throw_on_missing=True)
 
 
-def _node(typed: DictConfig, key: str) -> Any:
+def _kind(typed: DictConfig, key: str) -> Any:
+    """The type of a key's value, or of its elements; None: the policy has no such key."""
+    from forge.compat import of_omegaconf  # few policies have a value that has to be converted
+
     parent, _, name = key.rpartition(".")
-    return of_omegaconf.child_of(OmegaConf.select(typed, parent) if parent else typed, name)
-
-
-def _is_int(typed: DictConfig, key: str) -> bool:
-    node = _node(typed, key)
-    return node is not None and of_omegaconf.declared_type(node) is int
+    node = of_omegaconf.child_of(OmegaConf.select(typed, parent) if parent else typed, name)
+    if node is None:
+        return None
+    return of_omegaconf.element_type(node) or of_omegaconf.declared_type(node)
 
 
 def _expected(typed: DictConfig, key: str, verb: str = "expected ") -> str:
-    kind: Any = SignalAction
-    if not key.startswith("signal.actions."):
-        node = _node(typed, key)
-        kind = of_omegaconf.element_type(node) or of_omegaconf.declared_type(node)
+    kind = SignalAction if key.startswith("signal.actions.") else _kind(typed, key)
     if hasattr(kind, "__members__"):
         return verb + " | ".join(kind.__members__)
     if kind is RequeueRule:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, TypeVar
 
-from forge.data.global_batches import GlobalBatchSampler
 from forge.data.seeding import seeded
+from forge.data.sharing import GlobalBatchSampler
 
 if TYPE_CHECKING:
     from forge.data.pushed import Resumable

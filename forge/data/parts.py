@@ -24,7 +24,7 @@ from torch.utils.data import BatchSampler, Subset, SubsetRandomSampler, Weighted
 from forge.checkpoint.format.codec import fingerprint
 from forge.compat import of_torch
 from forge.data import loaders, seeding
-from forge.data.global_batches import GlobalBatchSampler
+from forge.data.sharing import GlobalBatchSampler
 from forge.errors import ConfigError, StateMismatch
 
 _COUNTERS = "counters"

@@ -19,8 +19,8 @@ from typing import Any
 
 from forge.compat import of_torch
 from forge.data import loaders, properties, seeding, sharing
+from forge.data.loaders import Kind, Proof
 from forge.data.parts import LOADER, LoaderParts
-from forge.data.proof import Kind, Proof
 from forge.data.properties import Properties
 from forge.data.sharing import Sharing
 from forge.data.workers import iter_with_blocked_signals

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from forge.errors import ConfigError, Untrusted
-from forge.filesystem import claimed, durable
+from forge.filesystem import durable, foreign
 from forge.filesystem.foreign import foreign_file
 
 FORGE = ".forge"
@@ -176,7 +176,7 @@ def _reached(path: Path, *, is_trusted: bool = False) -> Iterator[tuple[int | No
 
 
 def _check_claimed(path: Path) -> None:
-    if problem := claimed.problem(path):
+    if problem := foreign.replaced(path):
         raise OSError(errno.ESTALE, problem, str(path))
 
 

@@ -33,11 +33,11 @@ import torch.distributed as dist
 
 from forge import messages
 from forge.errors import RankLost
-from forge.group import distributed, facts, store
-from forge.group.facts import Consensus, Request, SaveRequest, StopRequest
+from forge.group import distributed, requests, store
 from forge.group.group import MARGIN, START_S
 from forge.group.introduction import Introduction
 from forge.group.liveness import LivenessMonitor
+from forge.group.requests import Consensus, Request, SaveRequest, StopRequest
 from forge.group.secret import Secret
 from forge.group.store import Connection
 from forge.process import sections
@@ -138,11 +138,11 @@ class StoreCoordinator:
         found: Connection = self._here.client
         return found
 
-    # -- facts -----------------------------------------------------------------------------------
+    # -- requests --------------------------------------------------------------------------------
 
     def propose(self, fact: Request) -> None:
         """See `Coordinator.propose`."""
-        text = facts.to_text(fact)
+        text = requests.to_text(fact)
         with self._changed:
             if text in self._seen or text in self._own or not self._is_news(fact):
                 return
@@ -265,7 +265,7 @@ class StoreCoordinator:
             keys = [f"limit/{number}/{rank}" for rank in range(self.size)]
             client.wait(keys, timedelta(seconds=ANSWER_S))
             found = [tuple(map(int, one.split())) for one in client.multi_get(keys)]
-            fact = facts.from_text(text)
+            fact = requests.from_text(text)
             with self._changed:
                 self._seen.add(text)
                 self._own.pop(text, None)

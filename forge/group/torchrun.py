@@ -9,7 +9,7 @@ import os
 import signal
 from collections.abc import Iterable, Mapping
 
-from forge.process import processes
+from forge.process import children
 
 _PASSED_ON = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 _PATIENCE_S = "30"
@@ -45,6 +45,6 @@ def advice(environment: Mapping[str, str], signals: Iterable[str], stop_s: float
 def stop_with_agent() -> None:
     """Get a SIGTERM when torchrun's agent dies: no other process would end its workers."""
     agent = os.getppid()
-    processes.die_with_parent(signal.SIGTERM)
+    children.die_with_parent(signal.SIGTERM)
     if os.getppid() != agent:
         os.kill(os.getpid(), signal.SIGTERM)

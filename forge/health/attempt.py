@@ -24,7 +24,7 @@ from forge import messages
 from forge.config.schema import CheckAction, HealthConfig
 from forge.errors import ConfigError
 from forge.group.group import Coordinator, SingleProcess
-from forge.group.watcher import Watcher
+from forge.group.requests import Watcher
 from forge.health import storage
 from forge.health.check import Answer, Check, Context, Finding, Scope, make
 from forge.health.verdicts import Refusal, Verdicts

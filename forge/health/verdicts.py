@@ -12,7 +12,7 @@ from forge import messages
 from forge.config.conversion import COMMANDS
 from forge.config.schema import CheckAction
 from forge.errors import Exit, ExitCode, Reason
-from forge.group.facts import FailureReport, StopRequest
+from forge.group.requests import FailureReport, StopRequest
 from forge.health.check import Answer, Check, Scope
 
 

@@ -23,7 +23,7 @@ from forge.job.job import Job
 from forge.job.requeue import Decision, decide_restart, spread
 from forge.job.task import Ended, Task
 from forge.jobdir.job_files import OUTPUT, suffix
-from forge.process import processes
+from forge.process import children
 
 
 class Backend:
@@ -82,11 +82,11 @@ class TaskBackend(Backend, ABC):
     def listen(self) -> None:
         """From now on, receive signals through `reader`."""
         names = ("TERM", "HUP", "INT", "QUIT", "USR1", "USR2", "CHLD")
-        self.reader = processes.listen(signal.Signals[f"SIG{name}"] for name in names)
+        self.reader = children.listen(signal.Signals[f"SIG{name}"] for name in names)
 
     def look(self) -> None:
         """Take note of signals; called often, also while no task runs."""
-        for number in processes.drain(self.reader):
+        for number in children.drain(self.reader):
             self.receive(number)
 
     @abstractmethod

@@ -18,7 +18,7 @@ from typing import ClassVar
 
 from forge.job.supervisor import ORPHANED_S, Supervisor
 from forge.jobdir.plan import ExecPlan
-from forge.process import processes
+from forge.process import children, processes
 
 _BEGINNING_S = 1.0
 """Slurm signals every process, but can miss a process that is just starting."""
@@ -59,7 +59,7 @@ class CommandSupervisor(Supervisor):
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
     def _drain_signals(self) -> None:
-        for number in set(processes.drain(self._reader)) - {signal.SIGCHLD}:
+        for number in set(children.drain(self._reader)) - {signal.SIGCHLD}:
             name, action = signal.Signals(number).name.removeprefix("SIG"), self._action(number)
             is_new = name not in self._stops
             if action in ("stop", "requeue"):

@@ -1,4 +1,4 @@
-"""The deadline of a task that was asked to stop: the supervisor kills the task after it.
+"""The deadlines of a task: its end time, and the time after which the supervisor kills it.
 
 Time in which the task or the supervisor could not run does not count. The signal before the time
 limit can come early: then the task can continue until the announced end, which can be extended.
@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from forge.jobdir.plan import JobPlan
 from forge.process import time_limit
 
 
@@ -63,3 +64,26 @@ class Deadline:
         if time_limit.END_TIME not in self._environment:
             return 0.0
         return max(time_limit.moved_left_s(self._moved, end - now, now), 0.0)
+
+
+def env_for_child(
+    left_s: float | None, plan: JobPlan, environment: Mapping[str, str]
+) -> dict[str, str]:
+    """The variables that a wrapper adds to the environment of a task before it starts.
+
+    If a task ignores the signal of the time limit, its supervisor kills it `shutdown.timeout_s`
+    after the signal, which is before the limit: that is the task's end time. A job inside another
+    one ends at the earlier of both end times.
+
+    Args:
+        left_s: Seconds until the task's time limit; None: no limit of its own.
+        plan: The job's plan.
+        environment: The task's environment so far.
+    """
+    if left_s is None:
+        return {}
+    stops = plan.actions.get(plan.signal) in ("stop", "requeue")
+    if stops and plan.timeout_s > 0:
+        left_s -= max(plan.warning_s - plan.timeout_s, 0.0)
+    end = min(time.time() + left_s, time_limit.end_time_from_env(environment) or math.inf)
+    return {time_limit.END_TIME: f"{end:.3f}"}

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from forge.errors import ExitCode, Reason
 from forge.filesystem.files import exit_on_error
+from forge.job import deadline
 from forge.job.backend import TaskBackend
 from forge.job.ending import Ending
 from forge.job.job import Job
@@ -26,7 +27,7 @@ from forge.jobdir.job_files import RANK, TOKEN, output_of
 from forge.jobdir.job_state import State
 from forge.jobdir.plan import JobPlan
 from forge.jobdir.rank_report import RankReport
-from forge.process import processes, stacks, time_limit, world
+from forge.process import children, processes, stacks, world
 from forge.process.world import RankInfo
 
 _TICK_S = 0.5
@@ -85,7 +86,7 @@ class LocalBackend(TaskBackend):
     def start(self, task: Task, environment: dict[str, str], output: int) -> None:
         """Fork the supervisor of each rank, which starts its task."""
         plan, self._task = self._plan, task
-        environment = environment | time_limit.env_for_child(plan.time_limit_s, plan, environment)
+        environment = environment | deadline.env_for_child(plan.time_limit_s, plan, environment)
         self._ranks, self._statuses, self._ended = [], {}, {}
         limit_s = math.inf if plan.time_limit_s is None else plan.time_limit_s
         self._limit, self._exit_by = time.monotonic() + limit_s, math.inf
@@ -103,7 +104,7 @@ class LocalBackend(TaskBackend):
 
     def _fork(self, rank: int, environment: dict[str, str], output: int) -> int:
         parent = os.getpid()
-        pid = processes.fork()
+        pid = children.fork()
         if pid:
             return pid
         code = 1
@@ -118,7 +119,7 @@ class LocalBackend(TaskBackend):
     def has_ended(self) -> bool:
         """Whether the supervisors of all ranks have ended."""
         if not self._statuses.keys() >= set(self._ranks):
-            for pid, status in processes.reap().items():
+            for pid, status in children.reap().items():
                 self._statuses[pid], self._ended[pid] = status, time.time()
         return self._statuses.keys() >= set(self._ranks)
 

@@ -31,7 +31,7 @@ from forge.job.deadline import Deadline
 from forge.job.hang_watch import TICK_S, HangWatch
 from forge.jobdir.job_files import TOKEN
 from forge.jobdir.rank_report import RankReport
-from forge.process import memory, processes, stacks
+from forge.process import children, memory, processes, stacks
 
 MARGIN_S = 5.0
 """Seconds after the task's own deadline: a task that ends itself reports more than we can."""
@@ -82,9 +82,9 @@ class Supervisor:
 
     def run(self) -> int:
         """Run the task from start to end; returns its exit code, 128 + N for signal N."""
-        processes.adopt_orphans()
+        children.adopt_orphans()
         numbers = (*_FORWARDED, signal.SIGINT, signal.SIGCHLD)
-        self._reader = processes.listen(numbers)
+        self._reader = children.listen(numbers)
         killed_before = memory.oom_kills()
         early = self._early()
         self._task = self._start()
@@ -140,11 +140,11 @@ class Supervisor:
 
     def _start(self) -> int:
         supervisor = os.getpid()
-        pid = processes.fork()
+        pid = children.fork()
         if pid:
             return pid
         try:
-            processes.die_with_parent()
+            children.die_with_parent()
             if os.getppid() != supervisor:
                 os._exit(1)
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)
@@ -168,7 +168,7 @@ class Supervisor:
     def _has_ended(self) -> bool:
         """Whether the task has ended; collects every child that has ended."""
         with contextlib.suppress(ChildProcessError):  # no child is left
-            self._status = processes.reap().get(self._task, self._status)
+            self._status = children.reap().get(self._task, self._status)
         return self._status is not None
 
     def _wait(self) -> int:
@@ -213,7 +213,7 @@ class Supervisor:
         self.deadline.begin(self.timeout_s or ORPHANED_S)
 
     def _drain_signals(self) -> None:
-        for number in set(processes.drain(self._reader)) - {signal.SIGCHLD}:
+        for number in set(children.drain(self._reader)) - {signal.SIGCHLD}:
             if number in _FORWARDED:
                 # Slurm signals every process, so the task can get the signal twice. Only a second
                 # Ctrl+C has a meaning of its own: exit immediately.

@@ -28,7 +28,7 @@ from typing import Any
 
 from forge import messages
 from forge.errors import ExitCode, Reason, Untrusted
-from forge.filesystem import claimed
+from forge.filesystem import foreign
 from forge.filesystem.files import open_file
 from forge.filesystem.locks import take_lock
 from forge.job.backend import TaskBackend
@@ -61,7 +61,7 @@ from forge.jobdir.job_files import (
 )
 from forge.jobdir.job_state import JobState, State
 from forge.jobdir.plan import JobPlan
-from forge.process import processes
+from forge.process import children, processes
 from forge.process.world import RankInfo
 
 _SHOWN_FILES = 5
@@ -106,13 +106,13 @@ class Wrapper:
 
     def run(self) -> int:
         """Run all attempts; returns the exit code of the last, 128 + N for signal N."""
-        processes.adopt_orphans()
+        children.adopt_orphans()
         self._backend.listen()
         self._claim()
         try:
             return self._run()
         except OSError as error:  # nothing was read or written there
-            if problem := claimed.problem(self._job.directory):
+            if problem := foreign.replaced(self._job.directory):
                 raise Untrusted(problem) from error
             raise
 
@@ -199,7 +199,7 @@ class Wrapper:
 
     def _claim(self) -> None:
         """Take the lock; wait for the processes of a killed wrapper to exit."""
-        claimed.note(self._job.directory)
+        foreign.note_claim(self._job.directory)
         self._lock = open_file(self._forge / LOCK, os.O_RDWR | os.O_CREAT)
         leaving_s = (self._plan.timeout_s or ORPHANED_S) + MARGIN_S
         deadline = time.monotonic() + leaving_s + _CLAIM_S
@@ -235,7 +235,7 @@ class Wrapper:
 
     def _attempt(self) -> Ending:
         self._backend.prepare()
-        if problem := claimed.problem(self._job.directory):
+        if problem := foreign.replaced(self._job.directory):
             raise Untrusted(problem)
         job, place = self._job, (self._job.directory, self._plan)
         job.begin_attempt()

@@ -21,10 +21,9 @@ from typing import Any
 from forge.config.schema import CheckpointConfig
 from forge.errors import ConfigError, ExitCode, ForgeError
 from forge.filesystem.files import make_directory, write_atomically
-from forge.jobdir import spawned
+from forge.jobdir import START_DIR, spawned
 from forge.jobdir.job_files import REHEARSAL, RESUME, TOKEN, forge_dir, read_json, write_json
 from forge.jobdir.spawned import Inherited
-from forge.jobdir.start_dir import START_DIR
 
 _THREADS = "threads.json"
 

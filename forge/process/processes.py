@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,32 +20,6 @@ from forge.jobdir.job_files import TOKEN
 
 _GRACE_S = 1.0
 _LOOK_S = 0.005
-_WALL = 0x40000000  # waitid(2): children that end with another signal, too
-_SET_CHILD_SUBREAPER = 36  # prctl(2)
-_SET_PDEATHSIG = 1
-
-
-def adopt_orphans() -> None:
-    """Become the parent of every descendant whose own parent ends. Only on Linux."""
-    _prctl(_SET_CHILD_SUBREAPER, 1)
-
-
-def die_with_parent(number: int | None = None) -> None:
-    """Have the kernel signal this process when its parent ends. Only on Linux.
-
-    Args:
-        number: The signal; None: SIGKILL.
-    """
-    _prctl(_SET_PDEATHSIG, signal.SIGKILL if number is None else number)
-
-
-def _prctl(option: int, value: int) -> None:
-    if not sys.platform.startswith("linux"):
-        return
-    import ctypes
-
-    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), f"prctl({option}, {value})")
 
 
 def variable(pid: int, name: str) -> str | None:
@@ -93,24 +67,8 @@ def _parents() -> dict[int, int]:
     return found
 
 
-def _has_children() -> bool:
-    """Whether this process has a child, dead or alive; True if that is not known.
-
-    Source: waitid(2), ECHILD.
-    """
-    if not hasattr(os, "waitid"):  # macOS
-        return True
-    try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT | _WALL)
-    except ChildProcessError:
-        return False
-    return True
-
-
 def descendants(root: int | None = None) -> list[int]:
     """Every live descendant of `root` (default: this process), parents before children."""
-    if root is None and not _has_children():
-        return []  # most jobs end so: a look at each process of a busy node would take 50 ms
     parents = _parents()
     children: dict[int, list[int]] = {}
     for pid, parent in parents.items():
@@ -149,30 +107,6 @@ def open_pidfd(pid: int) -> int | None:
         return None
 
 
-def listen(numbers: Iterable[int]) -> int:
-    """Receive signals through a descriptor that can be polled, instead of by interruption.
-
-    Returns:
-        The descriptor; `drain` reads it.
-    """
-    reader, writer = os.pipe()
-    os.set_blocking(reader, False)
-    os.set_blocking(writer, False)
-    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    for number in numbers:
-        signal.signal(number, lambda number, frame: None)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
-    return reader
-
-
-def drain(reader: int) -> bytes:
-    """The numbers of the signals received since the last call."""
-    try:
-        return os.read(reader, 512)
-    except BlockingIOError:
-        return b""
-
-
 @contextmanager
 def block_signals() -> Iterator[None]:
     """Processes that are started inside this block do not receive TERM, INT, HUP, USR1 and USR2.
@@ -188,38 +122,6 @@ def block_signals() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def fork() -> int:
-    """Like os.fork, but the child starts with all signals blocked.
-
-    Until it sets its own handlers it has its parent's, and would report its signals to the parent
-    through the descriptor of `listen`.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    pid = os.fork()
-    if pid:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return pid
-
-
-def reap() -> dict[int, int]:
-    """Collect every child that has ended: pid -> wait status.
-
-    Raises:
-        ChildProcessError: If there are no children at all.
-    """
-    found: dict[int, int] = {}
-    while True:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            if not found:
-                raise
-            return found
-        if pid == 0:
-            return found
-        found[pid] = status
 
 
 def status(pid: int) -> dict[str, str]:

@@ -24,12 +24,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from forge import messages
-
-if TYPE_CHECKING:
-    from forge.jobdir.plan import JobPlan
 
 END_TIME = "FORGE_END_TIME"
 """Environment variable of the job's wrapper: Unix time at which the job will be killed."""
@@ -199,29 +195,6 @@ def moved_left_s(path: Path | None, left_s: float, now: float) -> float:
         return float(path.read_text()) - now if path is not None else left_s
     except (OSError, ValueError):
         return left_s  # the end time has not changed
-
-
-def env_for_child(
-    left_s: float | None, plan: JobPlan, environment: Mapping[str, str]
-) -> dict[str, str]:
-    """The variables that a wrapper adds to the environment of a task before it starts.
-
-    If a task ignores the signal of the time limit, its supervisor kills it `shutdown.timeout_s`
-    after the signal, which is before the limit: that is the task's end time. A job inside another
-    one ends at the earlier of both end times.
-
-    Args:
-        left_s: Seconds until the task's time limit; None: no limit of its own.
-        plan: The job's plan.
-        environment: The task's environment so far.
-    """
-    if left_s is None:
-        return {}
-    stops = plan.actions.get(plan.signal) in ("stop", "requeue")
-    if stops and plan.timeout_s > 0:
-        left_s -= max(plan.warning_s - plan.timeout_s, 0.0)
-    end = min(time.time() + left_s, end_time_from_env(environment) or math.inf)
-    return {END_TIME: f"{end:.3f}"}
 
 
 class Announcement:

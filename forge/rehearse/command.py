@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from forge.errors import ExitCode
-from forge.process import processes
+from forge.process import children, processes
 from forge.rehearse import terminal
 from forge.rehearse.plan import SIGNALS, STEPS, STOPS, seconds_of, signals_of
 
@@ -151,7 +151,7 @@ def main(arguments: list[str]) -> int:
         tolerance=options.tolerance,
         steps=options.steps,
     )
-    processes.adopt_orphans()
+    children.adopt_orphans()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # which ends the script, too
     try:
         rehearsal = Rehearsal(

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 
 from forge.errors import NoAnswer, NoSuchJob, SlurmError
 from forge.filesystem.files import write_atomically
+from forge.job import deadline
 from forge.job.job import Job
 from forge.jobdir.job_files import forge_dir
 from forge.jobdir.plan import JobPlan
@@ -121,7 +122,7 @@ class Allocation:
     def end_time(self, environment: Mapping[str, str]) -> dict[str, str]:
         """The variable with the end time of the tasks; the one that Slurm sets can be outdated."""
         others = {k: v for k, v in environment.items() if k != time_limit.SLURM_END_TIME}
-        return time_limit.env_for_child(self.left_s(), self._plan, others)
+        return deadline.env_for_child(self.left_s(), self._plan, others)
 
     def _plan_next_look(self) -> None:
         until_s = (self.left_s() or 0.0) - self._plan.warning_s

@@ -20,7 +20,7 @@ from forge.jobdir import rank_report
 from forge.jobdir.job_files import OUTPUT, forge_dir
 from forge.jobdir.plan import SlurmPlan
 from forge.jobdir.rank_report import RankReport
-from forge.process import processes
+from forge.process import children, processes
 from forge.slurm import client, step
 from forge.slurm.allocation import ASK_S
 
@@ -60,7 +60,7 @@ class RunningStep:
         log = str(task.directory / OUTPUT)
         command = step.command(task.directory, self._plan.start)
         # srun gets a session of its own, since `scancel --full` signals our process group, and
-        # srun kills the tasks on SIGTERM. `processes.reap` collects every child, Popen need not.
+        # srun kills the tasks on SIGTERM. `children.reap` collects every child, Popen need not.
         self._popen = subprocess.Popen(
             client.srun(self._plan.srun_args, log, command),
             env=environment,
@@ -73,7 +73,7 @@ class RunningStep:
     def has_ended(self) -> bool:
         """Whether srun has ended; collects every child that has ended."""
         if self._status is None:
-            self._status = processes.reap().get(self._srun)
+            self._status = children.reap().get(self._srun)
         return self._status is not None
 
     def look(self) -> None:

@@ -18,8 +18,8 @@ from forge.state import (
     adapters,
     module_state,
     optimizer_state,
-    stray_parameters,
     structure,
+    unregistered,
 )
 from forge.state.adapters import Stateful
 from forge.state.optimizer_state import TensorCopies
@@ -78,7 +78,7 @@ class StateRegistry:
                 yield from one.named_parameters(prefix=name, remove_duplicate=False)
         for name, one in self.objects.items():
             if isinstance(one, torch.optim.Optimizer):
-                for place, parameter in stray_parameters.with_paths(one):
+                for place, parameter in unregistered.with_paths(one):
                     yield f"{name}.{place}", parameter
 
     def _modules(self) -> Iterator[tuple[str, torch.nn.Module]]:
@@ -126,7 +126,7 @@ class StateRegistry:
             "states": states,
             "order": now.order,
             "tied": now.tied,
-            "unregistered": stray_parameters.capture(self.objects, states),
+            "unregistered": unregistered.capture(self.objects, states),
             "evaluating": [name for name, one in self._modules() if not one.training],
             "dropout": {name: one.p for name, one in self._modules() if isinstance(one, _DROPOUTS)},
             "frozen": [name for name, p in self.parameters() if not p.requires_grad],
@@ -171,7 +171,7 @@ class StateRegistry:
         for name, one in self.objects.items():
             if isinstance(one, torch.nn.Module):
                 module_state.check_loadable(name, captured["states"][name])
-        for sentence in stray_parameters.nowhere(self.objects, captured["states"]):
+        for sentence in unregistered.nowhere(self.objects, captured["states"]):
             messages.warn(
                 f"{sentence}. forge saves their values. If they belong to a module, nothing else of"
                 " the module (BatchNorm averages, other buffers) is saved: give the module to"
@@ -191,7 +191,7 @@ class StateRegistry:
         """
         self.check(saved)
         found: list[tuple[Any, torch.Tensor | Like]] = list(self.shardings(saved))
-        found += stray_parameters.in_place_targets(self.objects, saved["unregistered"])
+        found += unregistered.in_place_targets(self.objects, saved["unregistered"])
         for name, one in self.objects.items():
             if isinstance(one, torch.nn.Module):
                 found += module_state.in_place_targets(one, saved["states"][name])
@@ -204,7 +204,7 @@ class StateRegistry:
         named = dict(self._named())
         if not any(map(shards.is_sharded, named.values())):
             return
-        strays = stray_parameters.in_place_targets(self.objects, saved.get("unregistered", {}))
+        strays = unregistered.in_place_targets(self.objects, saved.get("unregistered", {}))
         yield from ((leaf, Like(live)) for leaf, live in strays if shards.is_sharded(live))
         for name, leaf in saved.get("grads", {}).items():
             if shards.is_sharded(named.get(name)):
@@ -249,7 +249,7 @@ class StateRegistry:
         copies = TensorCopies(owned, self._known(saved))
         for name in self.objects:
             self.put(name, saved["states"][name], copies)
-        stray_parameters.load(self.objects, saved["unregistered"])
+        unregistered.load(self.objects, saved["unregistered"])
         self._load_gradients(saved, copies)
         self._load_modes(saved)
         refuse(self._late_differences(saved))
@@ -312,7 +312,7 @@ class StateRegistry:
             else:
                 yield from self._object_differences(name, self.objects[name], saved)
         if "unregistered" in saved and self.objects.keys() == saved["states"].keys():
-            yield from stray_parameters.differences(self.objects, saved["unregistered"])
+            yield from unregistered.differences(self.objects, saved["unregistered"])
         if "tied" in saved and self.objects.keys() == saved["states"].keys():
             yield from structure.tied_differences(self._as_built(), saved)
 

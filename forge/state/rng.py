@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from forge.compat import of_random
 from forge.errors import CheckpointError
 
 _DEVICES = ("cuda", "xpu", "mps")
@@ -20,7 +18,7 @@ _DEVICES = ("cuda", "xpu", "mps")
 
 
 def capture() -> dict[str, Any]:
-    """The state of all generators; takes a few microseconds if python and numpy drew nothing."""
+    """The state of all generators."""
     state = capture_cpu()
     for kind in _DEVICES:
         module = getattr(torch, kind, None)
@@ -41,12 +39,10 @@ def _current(module: Any) -> int:
 
 def capture_cpu() -> dict[str, Any]:
     """The state of the generators for the CPU."""
-    python = _read("python", of_random.python_memory, random.getstate)
-    state: dict[str, Any] = {"python": python, "torch": torch.get_rng_state()}
+    state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     numpy = sys.modules.get("numpy")
     if numpy is not None:
-        memory = functools.partial(of_random.numpy_memory, numpy)
-        state["numpy"] = _read("numpy", memory, lambda: _numpy_values(numpy))
+        state["numpy"] = _numpy_values(numpy)
     return state
 
 
@@ -56,20 +52,6 @@ def _numpy_values(numpy: Any) -> list[Any]:
     words = torch.frombuffer(bytearray(found["state"]["key"].tobytes()), dtype=torch.uint8)
     position, has_gauss = int(found["state"]["pos"]), int(found["has_gauss"])
     return [words, position, has_gauss, float(found["gauss"])]
-
-
-_last: dict[str, tuple[tuple[Any, ...], Any]] = {}
-"""The memory of a generator when its state was last read, and that state."""
-
-
-def _read(name: str, memory: Callable[[], tuple[Any, ...]], read: Callable[[], Any]) -> Any:
-    """The state of a generator, which is read again only if the generator was used."""
-    now, known = memory(), _last.get(name)
-    if known is None or known[0] != now:
-        known = now, read()
-        if memory() == now:  # else another thread has drawn in the meantime
-            _last[name] = known
-    return known[1]
 
 
 def _numpy_state(numpy: Any) -> Any:

@@ -19,7 +19,7 @@ from torch import nn
 
 from forge.compat import of_torch
 from forge.errors import ConfigError
-from forge.state import module_state, sharing, stray_parameters
+from forge.state import module_state, sharing, unregistered
 
 Groups = dict[str, tuple[torch.optim.Optimizer, list[list[torch.Tensor]]]]
 """Name -> an optimizer, and the parameters of its groups."""
@@ -101,7 +101,7 @@ def _named(
                         yield f"{name}.{full}", tensor
     for name, one in objects.items():
         if isinstance(one, torch.optim.Optimizer):
-            for place, parameter in stray_parameters.with_paths(one):
+            for place, parameter in unregistered.with_paths(one):
                 if id(parameter) not in in_modules:
                     yield f"{name}.{place}", parameter
 
@@ -184,12 +184,7 @@ def _other_group(
     if len(before) != len(after):
         return _changed(group, f"{len(before)} parameters", f"{len(after)}")
     j = next(j for j, (a, b) in enumerate(zip(before, after, strict=True)) if a is not b)
-    known = {
-        id(one): name or f"{_NO_MODULE} (that of place {place})"
-        for place, (one, name) in enumerate(zip(before, names, strict=True))
-    }
-    found = known.get(id(after[j]), "another parameter")
-    return _changed(f"{group}[{j}]", known[id(before[j])], found)
+    return _changed(f"{group}[{j}]", names[j] or _NO_MODULE, "another parameter")
 
 
 def _module_differences(first: Structure, now: Structure) -> Iterator[str]:

@@ -23,16 +23,15 @@ from forge.compat import of_torch
 from forge.config.schema import AUTO, NanAction, Policy, SignalAction
 from forge.errors import ConfigError, Exit, ForgeError, RankLost
 from forge.group.collectives import enter_group
-from forge.group.exchange import Exchange
-from forge.group.group import MARGIN, START_S
-from forge.group.watcher import Watcher
+from forge.group.group import MARGIN, START_S, Exchange
+from forge.group.requests import Watcher
 from forge.health import attempt
 from forge.jobdir import job_dir, spawned
 from forge.jobdir.job_files import RANK, REHEARSAL, SAVE_WITHIN, forge_dir
 from forge.process import sections
 from forge.process.time_limit import TimeLimit, first_save_s
 from forge.shutdown import stopping
-from forge.state import unregistered_objects
+from forge.state import unregistered
 from forge.state.initial_hyperparameters import InitialHyperparameters
 from forge.state.registry import StateRegistry
 from forge.state.run_state import RunState
@@ -41,8 +40,7 @@ from forge.training.boundary import Boundary
 from forge.training.decide import Halt
 from forge.training.interval import Interval
 from forge.training.loop.evaluations import Evaluations
-from forge.training.loop.loop_progress import LoopProgress
-from forge.training.loop.resumable_loader import ResumableLoader
+from forge.training.loop.loop_progress import LoopProgress, ResumableLoader
 from forge.training.loop.steps import Steps
 from forge.training.nan.nan_policy import NanPolicy
 from forge.training.nan.update import Updater
@@ -386,9 +384,7 @@ class Attempt:
         self._own.begin_loop()
         with preflight.exits():
             self._train_state.check_own()
-            problems = (
-                [] if self.loops.positions else unregistered_objects.problems(self._live.given)
-            )
+            problems = [] if self.loops.positions else unregistered.problems(self._live.given)
             if problems:
                 raise ConfigError(problems, "The call of forge.Run")
 

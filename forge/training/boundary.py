@@ -15,7 +15,7 @@ from forge import messages
 from forge.config.schema import NanAction
 from forge.data.position import Position
 from forge.errors import ForgeError
-from forge.group.facts import FailureReport, FinishRequest, Request, SaveRequest, StopRequest
+from forge.group.requests import FailureReport, FinishRequest, Request, SaveRequest, StopRequest
 from forge.process import sections
 from forge.process.progress import Phase
 from forge.training import misuse

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from forge.errors import ExitCode, Reason
-from forge.group.facts import Consensus, FinishRequest, StopRequest
+from forge.group.requests import Consensus, FinishRequest, StopRequest
 
 
 @dataclass(frozen=True)

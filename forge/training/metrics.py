@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from forge.group.watcher import Watcher
+from forge.group.requests import Watcher
 from forge.jobdir.ledger import Ledger
 
 _MAX_PENDING = 50

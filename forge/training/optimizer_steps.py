@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from forge import messages
 from forge.config.schema import NanAction
-from forge.state import unregistered_objects
+from forge.state import unregistered
 from forge.state.registry import StateRegistry
 from forge.training.loop.loop_progress import LoopProgress
 from forge.training.nan.update import Updater
@@ -111,7 +111,7 @@ class OptimizerSteps:
         saved = {id(p) for one in self._live.optimizers for p in _parameters(one)}
         lost = {id(p) for p in _parameters(optimizer)} - saved
         names = [name for name, p in self._live.parameters() if id(p) in lost]
-        if names and not unregistered_objects.is_held(optimizer, self._live.objects):
+        if names and not unregistered.is_held(optimizer, self._live.objects):
             messages.warn(
                 f"A resume could be inexact here: the optimizer {type(optimizer).__name__} trains"
                 f" {messages.truncate_list(names, _SHOWN)}, but its state is not saved. Give it to"
@@ -125,7 +125,7 @@ class OptimizerSteps:
         while (above := frame.f_back) is not None and depth < _DEPTH:
             scaler = frame.f_locals.get("self")
             if isinstance(scaler, torch.amp.GradScaler):
-                is_saved = unregistered_objects.is_held(scaler, self._live.objects)
+                is_saved = unregistered.is_held(scaler, self._live.objects)
                 if scaler.is_enabled() and not is_saved:
                     messages.warn(
                         "A resume could be inexact here: a GradScaler steps the optimizer, but its"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from forge.config.schema import Policy
-from forge.group.exchange import Exchange
-from forge.group.group import Coordinator
+from forge.group.group import Coordinator, Exchange
 from forge.shutdown.signal_handler import ShutdownHandler
 from forge.training.loop.evaluations import Evaluations
 from forge.training.loop.loop_progress import LoopProgress

@@ -25,8 +25,7 @@ from forge.state.run_state import RunState
 from forge.training import misuse
 from forge.training.attempt import Attempt
 from forge.training.loop.evaluations import Evaluations
-from forge.training.loop.loop_progress import LoopProgress
-from forge.training.loop.resumable_loader import ResumableLoader
+from forge.training.loop.loop_progress import LoopProgress, ResumableLoader
 from forge.training.loop.steps import NESTED
 from forge.training.metrics import checked_values
 from forge.training.start import preflight

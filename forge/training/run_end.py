@@ -14,9 +14,9 @@ import contextlib
 
 from forge import messages
 from forge.checkpoint.staging import Snapshot
-from forge.group import facts
-from forge.group.exchange import Exchange
-from forge.group.facts import StopRequest
+from forge.group import requests
+from forge.group.group import Exchange
+from forge.group.requests import StopRequest
 from forge.training.parts import Parts
 from forge.training.saver import SaveCause
 
@@ -89,12 +89,12 @@ class RunEnd:
         if not self._loops.is_complete:
             self._save()
         texts = self._exchange.all_gather("the exit of the `with` block", self._requested_stop)
-        stops = [facts.from_text(text) for text in texts if text is not None]
+        stops = [requests.from_text(text) for text in texts if text is not None]
         return next((one for one in stops if isinstance(one, StopRequest)), None)
 
     def _requested_stop(self) -> str | None:
         is_requested = self._handler.should_shutdown()
-        return facts.to_text(self._stops.stop_request()) if is_requested else None
+        return requests.to_text(self._stops.stop_request()) if is_requested else None
 
     def _save(self) -> None:
         step, saver = self._loops.step, self._saver

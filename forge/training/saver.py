@@ -16,8 +16,7 @@ from forge.checkpoint.staging import Snapshot
 from forge.checkpoint.store import Store
 from forge.config.schema import CheckpointConfig, OnPendingSave
 from forge.errors import CheckpointError, Exit, unwritable
-from forge.group.facts import SaveRequest
-from forge.group.watcher import Watcher
+from forge.group.requests import SaveRequest, Watcher
 from forge.jobdir.ledger import Ledger
 from forge.process import sections
 from forge.process.progress import Phase

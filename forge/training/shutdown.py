@@ -20,7 +20,7 @@ from forge.errors import (
     RankLost,
     Reason,
 )
-from forge.group.facts import StopRequest
+from forge.group.requests import StopRequest
 from forge.process.time_limit import TimeLimit
 from forge.shutdown import stopping
 from forge.shutdown.signal_handler import ShutdownHandler

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from forge.checkpoint.format.codec import fingerprint
-from forge.group.watcher import Watcher
+from forge.group.requests import Watcher
 from forge.process import sections
 from forge.process.progress import Phase
 from forge.state.registry import StateRegistry

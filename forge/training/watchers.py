@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from forge.errors import ExitCode, Reason
-from forge.group.facts import Request, SaveRequest, StopRequest
-from forge.group.watcher import Watcher
+from forge.group.requests import Request, SaveRequest, StopRequest, Watcher
 from forge.jobdir.ledger import Ledger
 from forge.process import sections
 from forge.process.time_limit import TimeLimit

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from forge.checkpoint.host_memory import digest
+from forge.checkpoint.format.tensor_encoding import digest
 
 SIZES = (0, 1, 1000, 4096, 32768, 70001)
 

@@ -15,7 +15,8 @@ from placed import adam, aliases, bits, content, newest, pair, resume, save, ten
 from stores import TENSORS
 from torch import nn
 
-from forge.checkpoint import files, host_memory
+from forge.checkpoint import files
+from forge.checkpoint.format import tensor_encoding
 from forge.checkpoint.format.manifest import entry_of
 from forge.config.schema import Verify
 from forge.errors import DamagedCheckpoint, StateMismatch
@@ -336,7 +337,7 @@ def test_a_device_gets_its_bytes_through_a_buffer(small_chunks, store, monkeypat
         target.copy_(source)
 
     monkeypatch.setattr(files, "copy_bytes", copy_bytes)
-    memory = {file.entries[name].begin: host_memory.flat(one) for name, one in targets.items()}
+    memory = {file.entries[name].begin: tensor_encoding.flat(one) for name, one in targets.items()}
     file.read([files.Target(*one) for one in memory.items()])
     assert max(copied) <= 1 << 9  # what `small_chunks` reads at once
     saved = live.capture()["states"]["m"]

@@ -12,14 +12,14 @@ import stores
 from started import Popen
 from stores import TENSORS, assert_holds
 
-from forge.checkpoint import protection, removal
-from forge.checkpoint.protection import reading_lock, removing_lock
+from forge.checkpoint import removal, retention
+from forge.checkpoint.retention import reading_lock, removing_lock
 from forge.errors import DamagedCheckpoint
 
 READER = """
 import os, sys
 from pathlib import Path
-from forge.checkpoint.protection import reading_lock
+from forge.checkpoint.retention import reading_lock
 with reading_lock(Path(sys.argv[1])):
     if "fork" in sys.argv:  # as DataLoader workers are, which may outlive what their parent reads
         reader, writer = os.pipe()
@@ -165,7 +165,7 @@ def test_a_reader_waits_for_whoever_is_about_to_remove_and_reads_what_is_there_t
 
 def test_a_reader_gives_up_waiting_for_a_remover_that_hangs(store, commit, monkeypatch):
     """A stopped process must not hang all others."""
-    monkeypatch.setattr(protection, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(retention, "PATIENCE_S", 0.05)
     path = commit(store, 1)
     with removing_lock(path):
         assert store.read(path).manifest.step == 1

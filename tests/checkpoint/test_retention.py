@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from forge.checkpoint import protection
+from forge.checkpoint import retention
 from forge.checkpoint.format import manifest
 from forge.cli import main
 from forge.config.schema import BestConfig, BestMode
@@ -183,7 +183,7 @@ def test_a_pin_that_is_set_while_one_is_being_removed_saves_it(open_store, commi
 
     def late(source, target):
         if os.path.basename(source) == "step_1":
-            protection.add_pin(store.directory / "step_1")
+            retention.add_pin(store.directory / "step_1")
         rename(source, target)
 
     monkeypatch.setattr(os, "rename", late)
@@ -195,17 +195,17 @@ def test_a_pin_that_is_set_while_one_is_being_removed_saves_it(open_store, commi
 def test_a_pin_that_comes_too_late_is_an_error(store, commit, monkeypatch):
     """Whoever pinned it would look for it later."""
     path = commit(store, 1)
-    add = protection.add_pin
+    add = retention.add_pin
 
     def late(path):
         with store._workspace.entered() as work:
             assert store._workspace.remover.take(path, work)
         add(path)
 
-    monkeypatch.setattr(protection, "add_pin", late)
-    with pytest.raises(protection.CheckpointError, match="removed the checkpoint just now"):
-        protection.pin(path)
-    assert not protection.is_pinned(path)
+    monkeypatch.setattr(retention, "add_pin", late)
+    with pytest.raises(retention.CheckpointError, match="removed the checkpoint just now"):
+        retention.pin(path)
+    assert not retention.is_pinned(path)
 
 
 def test_a_kill_before_a_pinned_one_is_put_back_loses_nothing(open_store, commit):
@@ -215,7 +215,7 @@ def test_a_kill_before_a_pinned_one_is_put_back_loses_nothing(open_store, commit
         path = commit(store, step)
         with store._workspace.entered() as work:
             path.rename(store._workspace.remover.aside(path, work))
-    protection.add_pin(store.directory / "step_1")
+    retention.add_pin(store.directory / "step_1")
     commit(store, 3)
     store.close()
     assert {path.name for path in work.iterdir()} == {f"removed_step_{n}-00000{n}" for n in (1, 2)}
@@ -232,7 +232,7 @@ def test_what_is_half_deleted_is_not_put_back(open_store, commit):
     (path / TENSORS).unlink()
     with store._workspace.entered() as work:
         path.rename(store._workspace.remover.aside(path, work))
-    protection.add_pin(path)
+    retention.add_pin(path)
     store.close()
     store = open_store()
     assert steps(store) == []
@@ -243,11 +243,11 @@ def test_a_rollback_keeps_a_pinned_one_under_another_name(store, commit, caplog)
     """It must not be resumed from, and the new time line needs its name; but it is not ours."""
     for step in (1, 2, 3):
         commit(store, step)
-        protection.add_pin(store.directory / f"step_{step}")
+        retention.add_pin(store.directory / f"step_{step}")
     store.discard_after(2)
     commit(store, 3)
     store.discard_after(2)
-    protection.add_pin(commit(store, 3))
+    retention.add_pin(commit(store, 3))
     store.discard_after(2)
     kept = sorted(store.directory.glob("rolled_back_*"))
     assert kept[0].name == "rolled_back_step_3"

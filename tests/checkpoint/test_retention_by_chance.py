@@ -10,9 +10,9 @@ import pytest
 from rows import few
 from stores import STATE, TENSORS
 
-from forge.checkpoint import protection
+from forge.checkpoint import retention
 from forge.checkpoint.format import manifest
-from forge.checkpoint.protection import reading_lock
+from forge.checkpoint.retention import reading_lock
 from forge.config.schema import BestConfig, BestMode
 
 
@@ -53,9 +53,9 @@ class World:
             self.damage(path)
             self.is_good[step] = False
         elif act == "pin":
-            protection.add_pin(path)
+            retention.add_pin(path)
         elif act == "unpin":
-            protection.pin_file(path).unlink(missing_ok=True)
+            retention.pin_file(path).unlink(missing_ok=True)
         elif act == "hold" and step not in self.held and self.is_good.get(step):
             self.held[step] = ExitStack()
             self.held[step].enter_context(reading_lock(path))
@@ -94,12 +94,12 @@ class World:
         """Whether this checkpoint has to be there after a pass."""
         path = self.directory / f"step_{step}"
         good = [s for s in steps_of(self.directory) if self.is_good.get(s)]
-        if step not in good or protection.is_pinned(path) or step in self.held:
+        if step not in good or retention.is_pinned(path) or step in self.held:
             return True
         if os.readlink(self.directory / "latest") == path.name or step == max(good):
             return True
         newer = [s for s in good if s > step]
-        unpinned = [s for s in newer if not protection.is_pinned(self.directory / f"step_{s}")]
+        unpinned = [s for s in newer if not retention.is_pinned(self.directory / f"step_{s}")]
         if len(unpinned) < self.keep_last or (self.every and step % self.every == 0):
             return True
         if self.keep_back is not None:

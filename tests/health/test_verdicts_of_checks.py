@@ -11,7 +11,7 @@ from forge import messages
 from forge.config.loading import load
 from forge.config.schema import CheckAction
 from forge.errors import Reason
-from forge.group import facts
+from forge.group import requests
 from forge.health import storage
 from forge.health.check import Answer, Check, Context, Finding, Scope
 from forge.health.verdicts import Verdicts
@@ -81,7 +81,7 @@ def test_a_refusal_names_the_sick_node_and_ends_with_69(action, reason, judge, l
     assert (refusal.exit.code, refusal.exit.reason) == (69, reason)
     (found,) = node_fault.read_all(tmp_path, 2).values()
     assert (found.node, found.check, found.action) == ("n1", "disk", action.name)
-    assert refusal.fact == facts.StopRequest(69, reason, text=refusal.text)
+    assert refusal.fact == requests.StopRequest(69, reason, text=refusal.text)
     assert f"(`resilience.health.checks.disk={action.name}`)" in refusal.text
     (event,) = judge.events
     assert event[1] | {"text": ""} == {
@@ -104,8 +104,8 @@ def test_little_room_is_only_logged_whatever_the_action(action, judge, logged, t
 
 def test_what_a_doubtful_gpu_has_computed_is_not_saved(judge):
     refusal = judge.judge(DRIVER, CheckAction.exclude_node, BAD)
-    assert refusal.fact == facts.FailureReport(69, refusal.text, Reason.unhealthy)
-    assert facts.from_text(facts.to_text(refusal.fact)) == refusal.fact
+    assert refusal.fact == requests.FailureReport(69, refusal.text, Reason.unhealthy)
+    assert requests.from_text(requests.to_text(refusal.fact)) == refusal.fact
 
 
 @pytest.mark.parametrize(("culprits", "is_named"), [((1, 4), True), ((0,), False), ((), False)])

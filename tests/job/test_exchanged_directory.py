@@ -10,6 +10,7 @@ from harness import until
 from plans import planned
 from ranked import RankedJob
 
+from forge.filesystem import foreign
 from forge.jobdir.plan import RequeueLimits
 
 LIMITS = RequeueLimits(enabled=True, max_failures=3, max_no_progress=9)
@@ -91,16 +92,14 @@ def test_a_training_makes_nothing_where_a_link_leads_to(private, tmp_path):
 
 def test_a_forked_child_closes_no_file_of_its_own(tmp_path):
     """It has closed what it inherited, and the number is that of another file."""
-    from forge.filesystem import claimed  # new with it: the rest of this file runs without
-
-    claimed.note(tmp_path)
-    (_, inherited), _ = claimed._claimed[str(tmp_path)]
+    foreign.note_claim(tmp_path)
+    (_, inherited), _ = foreign._claimed[str(tmp_path)]
     try:
         pid = os.fork()
         if not pid:
             os.dup2(2, inherited)
-            claimed.note(tmp_path)
+            foreign.note_claim(tmp_path)
             os._exit(not os.path.sameopenfile(2, inherited))
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     finally:
-        claimed.forget(tmp_path)
+        foreign.forget_claim(tmp_path)

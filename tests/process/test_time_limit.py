@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 from plans import planned
 
+from forge.job import deadline
 from forge.process import time_limit
 from forge.process.time_limit import RECENT_STEPS, Recent, TimeLimit
 from forge.training.saver import Saver
@@ -252,10 +253,10 @@ def test_a_wrapper_hands_on_when_it_or_an_outer_job_kills(plan, environment, lef
     """A sweep inside a Slurm job ends with that."""
     monkeypatch.setattr(time_limit.time, "time", lambda: NOON)
     environment = {name: str(NOON + float(value)) for name, value in environment.items()}
-    found = time_limit.env_for_child(3600, replace(PLAN, **plan), environment)
+    found = deadline.env_for_child(3600, replace(PLAN, **plan), environment)
     assert float(found["FORGE_END_TIME"]) == NOON + left_s
 
 
 def test_a_wrapper_without_a_limit_hands_nothing_on():
     """What it has from outside is handed on anyway."""
-    assert time_limit.env_for_child(None, PLAN, {"FORGE_END_TIME": "5"}) == {}
+    assert deadline.env_for_child(None, PLAN, {"FORGE_END_TIME": "5"}) == {}

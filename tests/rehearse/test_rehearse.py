@@ -226,7 +226,7 @@ def test_runs_in_a_temporary_directory_are_kept_only_where_they_differ(
 ):
     """Users need the runs to analyse a difference; other runs would fill the disk."""
     monkeypatch.setattr(verdicts.RehearsalVerdict, "rehearse", lambda self: code)
-    monkeypatch.setattr(command.processes, "adopt_orphans", lambda: None)
+    monkeypatch.setattr(command.children, "adopt_orphans", lambda: None)
     monkeypatch.setattr(command.signal, "signal", lambda *arguments: None)
     monkeypatch.setattr(command.tempfile, "tempdir", str(tmp_path))
     assert main(["--", "true"]) == code

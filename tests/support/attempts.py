@@ -18,7 +18,7 @@ from harness import until
 from plans import planned
 from two_users import ATTACKER, GROUP, LIMIT_S, VICTIM, Place, Said, as_user
 
-from forge.checkpoint import protection
+from forge.checkpoint import retention
 from forge.checkpoint.store import Store
 from forge.config.schema import CheckpointConfig
 from forge.errors import Reason
@@ -165,7 +165,7 @@ def save(place: Place) -> None:
 
 def pin(place: Place) -> None:
     (place.job / "checkpoints").mkdir(parents=True, exist_ok=True)
-    protection.add_pin(place.job / "checkpoints" / "step_5")
+    retention.add_pin(place.job / "checkpoints" / "step_5")
 
 
 def dump_stacks(place: Place) -> None:

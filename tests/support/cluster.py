@@ -29,7 +29,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from forge.process import processes
+from forge.process import children, processes
 
 DAEMONS = ("munged", "slurmctld", "slurmd")
 SBIN = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
@@ -300,7 +300,7 @@ def _until(condition: Callable[[], bool], what: str) -> None:
 
 def _serve(folder: Path, nodes: int, settings: list[str]) -> int:
     """Run the daemons until `STOP` or the end of standard input; other lines start a daemon."""
-    processes.adopt_orphans()
+    children.adopt_orphans()
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     reserved = _reserved_ports(1 + nodes)

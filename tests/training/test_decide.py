@@ -7,7 +7,7 @@ import typing
 import pytest
 
 from forge.errors import Reason
-from forge.group.facts import Consensus, FailureReport, FinishRequest, SaveRequest, StopRequest
+from forge.group.requests import Consensus, FailureReport, FinishRequest, SaveRequest, StopRequest
 from forge.training import decide as module
 from forge.training.decide import (
     Decision,

@@ -26,8 +26,8 @@ import torch
 
 from forge.checkpoint.format import shards, tensor_encoding
 from forge.checkpoint.format.shards import Shard
+from forge.checkpoint.format.tensor_encoding import digest
 from forge.checkpoint.format.tensorfile import MALFORMED
-from forge.checkpoint.host_memory import digest
 from forge.compat import of_torch
 from forge.errors import CheckpointError, DamagedCheckpoint
 

@@ -16,7 +16,7 @@ import signal
 import threading
 import time
 
-from forge.group.watcher import Watcher
+from forge.group.requests import Watcher
 from forge.jobdir.ledger import Ledger
 
 VARIABLE = "FORGE_STRIKE"

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from forge.errors import ConfigError, ForgeError, RankLost
-from forge.group import facts
-from forge.group.facts import FinishRequest
+from forge.group import requests
+from forge.group.requests import FinishRequest
 from forge.training.parts import Parts
 
 _REMEDY = (
@@ -161,12 +161,12 @@ class LoopLengths:
             unless: Whether the ranks stop at this boundary: then they do not wait for each other.
         """
         request, self._finish = self._finish, None
-        text = None if request is None else facts.to_text(request)
+        text = None if request is None else requests.to_text(request)
         with self._shutdown.giving_up():
             texts = self._exchange.all_gather("the end of a function", lambda: text, unless)
         for one in texts:
             if one is not None:
-                self._group.adopt(facts.from_text(one))
+                self._group.adopt(requests.from_text(one))
 
     @property
     def _key(self) -> str:

@@ -1,7 +1,8 @@
-"""The progress of a run: its loops, the steps done, and the position of each loop in its data.
+"""The progress of a run: its loops, the steps done, and each position in the data.
 
 `capture` makes the `LoopState` of a checkpoint, and `load` takes it over. `loaded` has the values
-that a resumed loop needs when it begins.
+that a resumed loop needs when it begins. A second source of batches, `run.loader`, has a position
+that no loop resets.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import contextlib
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from forge import messages
 from forge.data import loaders
@@ -21,7 +22,7 @@ from forge.process import sections
 from forge.state import rng
 from forge.training.loop import loop_state
 from forge.training.loop.loop_state import EpochPhase, EpochPosition, LoopState
-from forge.training.loop.resumable_loader import ResumableLoaders
+from forge.training.start import preflight
 
 
 class LoopProgress:
@@ -295,3 +296,67 @@ class LoopProgress:
             f"data: the checkpoint has a position in {saved}, but this is {now}. A resumed training"
             " cannot switch between the two: keep that loop, or start in a new directory"
         )
+
+
+_Batch = TypeVar("_Batch")
+
+
+class ResumableLoader(Iterator[_Batch]):
+    """Returns batches with `next()`; starts a new pass when the loader ends."""
+
+    def __init__(self, position: Position) -> None:
+        self._position = position
+
+    def __next__(self) -> _Batch:
+        batch: _Batch = self._position.next()
+        with preflight.exits():
+            self._position.check("the loader given to run.loader")
+        return batch
+
+    @property
+    def epoch(self) -> int:
+        """Number of complete passes through the loader."""
+        return self._position.epoch
+
+
+class ResumableLoaders:
+    """All loaders of a run, in the order in which they were made."""
+
+    def __init__(self) -> None:
+        self.positions: list[Position] = []
+        self._saved: list[dict[str, Any]] = []
+
+    def add(self, position: Position) -> ResumableLoader[Any]:
+        """Add a loader, at its saved position if there is one."""
+        self.positions.append(position)
+        number = len(self.positions) - 1
+        if number < len(self._saved):
+            with rng.unchanged():
+                position.load(self._saved[number])
+        return ResumableLoader(position)
+
+    def capture(self) -> list[dict[str, Any]]:
+        """Positions for a checkpoint; loaders not made yet keep their saved position."""
+        return [one.state() for one in self.positions] + self._saved[len(self.positions) :]
+
+    def load(self, saved: list[dict[str, Any]]) -> None:
+        """Restore the positions from a checkpoint.
+
+        Raises:
+            StateMismatch: If there are now more loaders than were saved.
+        """
+        if len(saved) < len(self.positions):
+            raise StateMismatch(
+                f"run.loader: the checkpoint has {len(saved)} loaders, and the script has"
+                f" {len(self.positions)}. Call run.loader above the loop, for the same loaders in"
+                " the same order"
+            )
+        self._saved = saved
+        for position, state in zip(self.positions, saved, strict=False):
+            with rng.unchanged():
+                position.load(state)
+
+    def close(self) -> None:
+        """Close the iterators and their workers."""
+        for position in self.positions:
+            position.close()

@@ -16,11 +16,10 @@ from forge.state.registry import StateRegistry
 from forge.training import misuse
 from forge.training.loop import loop_state
 from forge.training.loop.evaluations import Evaluations
-from forge.training.loop.loop_progress import LoopProgress
+from forge.training.loop.loop_progress import LoopProgress, ResumableLoader
 from forge.training.loop.loop_state import EpochPhase
 from forge.training.loop.pushed import Start
-from forge.training.loop.resumable_loader import ResumableLoader
-from forge.training.loop.steps import again, close
+from forge.training.loop.steps import again, close, counted
 from forge.training.nan.nan_policy import NanPolicy
 from forge.training.nan.update import Updater
 
@@ -140,20 +139,10 @@ class PlainLoops:
             self.loops.end_step(None)
             self._run_due(is_end=True, is_rest=True)
 
-    def _one(self, value: Any) -> Generator[Any, None, None]:
+    def _one(self, value: Any) -> Iterator[Any]:
         """One step."""
-        loops = self.loops
-        self.updater.on_step(loops.step)
-        loops.begin_step()
-        has_counted = True
-        try:
-            yield value
-        except GeneratorExit:  # break: the step counts if it changed anything
-            has_counted = self.updater.has_updated
-            raise
-        finally:
-            self.updater.settle()
-            loops.end_step(loops.step + 1 if has_counted else None)
+        self.updater.on_step(self.loops.step)
+        return counted(self.loops, self.updater, value)
 
     def _run_due(self, *, is_end: bool, is_rest: bool = False) -> None:
         due = self._evaluations.due(self.loops.step, is_end=is_end, is_rest=is_rest)

@@ -12,6 +12,8 @@ from forge.errors import ConfigError, ForgeError
 from forge.training import misuse
 from forge.training.boundary import Boundary
 from forge.training.loop import step_limit
+from forge.training.loop.loop_progress import LoopProgress
+from forge.training.nan.update import Updater
 from forge.training.parts import Parts
 
 NESTED = (
@@ -40,6 +42,20 @@ def close(one: weakref.ref[Generator[Any, None, None]] | None) -> None:
     loop = one() if one is not None else None
     if loop is not None:
         loop.close()
+
+
+def counted(loops: LoopProgress, updater: Updater, value: Any) -> Generator[Any, None, None]:
+    """Yield the value of a step, which counts when it ends."""
+    loops.begin_step()
+    has_counted = True
+    try:
+        yield value
+    except GeneratorExit:  # break: the step counts if it changed anything
+        has_counted = updater.has_updated
+        raise
+    finally:
+        updater.settle()
+        loops.end_step(loops.step + 1 if has_counted else None)
 
 
 class Steps:
@@ -138,13 +154,5 @@ class Steps:
                 self._shutdown.give_up(error)
         for tell in self._watchers.on_batch:
             tell(batch)
-        loops.begin_step()
-        has_counted = True
-        try:
-            yield (loops.step, batch) if position is not None else loops.step
-        except GeneratorExit:  # break: the step counts if it changed anything
-            has_counted = self._updater.has_updated
-            raise
-        finally:
-            self._updater.settle()
-            loops.end_step(loops.step + 1 if has_counted else None)
+        value = (loops.step, batch) if position is not None else loops.step
+        yield from counted(loops, self._updater, value)

@@ -15,7 +15,7 @@ import os
 from typing import Any
 
 from forge.checkpoint.format.leaves import leaves
-from forge.group.watcher import Watcher
+from forge.group.requests import Watcher
 from forge.state.variables import fingerprint, variables
 from forge.training.loop.loop_progress import LoopProgress
 from forge.training.train_state import TrainState

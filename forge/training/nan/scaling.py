@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from forge.errors import ForgeError
 from forge.state.registry import StateRegistry
 from forge.training.nan.nan_policy import Checked
 
@@ -40,21 +41,18 @@ class Scaling:
     def begin_update(self, scaler: Any, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Call before the gradients of `optimizers` are unscaled.
 
-        If an optimizer is updated again in the same step (a GAN's critic), the scale is updated
-        first, and gradients made with the old scale are rescaled to the new one. The factor is
-        usually a power of two, so no bits are lost.
+        Raises:
+            ForgeError: If one of them was updated in this step: the scale has to change in between,
+                but the gradients of other optimizers can have the old scale.
         """
-        opened = self._open.get(scaler)
-        if opened is None or not any(one in opened.optimizers for one in optimizers):
-            return
-        before = scaler.get_scale()
-        self._move(scaler)
-        groups = [g for o in (*optimizers, *self._live.optimizers) for g in o.param_groups]
-        gradients = {id(p): p.grad for group in groups for p in group["params"]}
-        factor = scaler.get_scale() / before
-        for gradient in gradients.values():
-            if gradient is not None:
-                gradient.mul_(factor)
+        opened = self._open.get(scaler, _Open())
+        for one in optimizers:
+            if one in opened.optimizers:
+                raise ForgeError(
+                    f"run.update() was called twice in a step for `{self._live.name_of(one)}`,"
+                    " with a GradScaler, whose scale changes once in a step: make each of these"
+                    " updates in a step of its own, or train in bfloat16 without a scaler."
+                )
 
     def end_update(
         self,

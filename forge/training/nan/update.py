@@ -11,7 +11,7 @@ from forge import messages
 from forge.checkpoint.format import shards
 from forge.compat import of_torch
 from forge.errors import ForgeError
-from forge.group.watcher import Watcher
+from forge.group.requests import Watcher
 from forge.state.registry import StateRegistry
 from forge.training.nan.nan_policy import Checked, NanPolicy
 from forge.training.nan.norms import clip

@@ -18,7 +18,7 @@ from forge import messages
 from forge._version import __version__
 from forge.config.schema import Policy
 from forge.errors import ConfigError
-from forge.group.exchange import Exchange
+from forge.group.group import Exchange
 from forge.jobdir import flat_config, identity, job_dir
 from forge.jobdir.identity import Identity
 from forge.training.start import preflight

@@ -18,7 +18,7 @@ from forge.checkpoint.store import Store
 from forge.config.rules import directory_problem
 from forge.config.schema import NanAction, Policy
 from forge.errors import ConfigError, ExitCode, Reason
-from forge.filesystem import claimed
+from forge.filesystem import foreign
 from forge.group.group import Coordinator
 from forge.jobdir import job_dir, ledger, verdict
 from forge.jobdir.job_files import forge_dir, step_dirs
@@ -84,7 +84,7 @@ class AttemptIO:
             personal=_PERSONAL,
         )
         self.ledger = Ledger(job, checkpoint_dir)
-        claimed.note(job)
+        foreign.note_claim(job)
         self.metrics = Metrics(self.ledger)
         self._job_id = ""
         """The id of `job.json`, once the attempt has begun."""
@@ -295,7 +295,7 @@ class AttemptIO:
         finally:
             self.store.close()
             self.ledger.close()
-            claimed.forget(self.job)
+            foreign.forget_claim(self.job)
 
 
 def check_directory(policy: Policy, checkpoint_dir: Path) -> None:

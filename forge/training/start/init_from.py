@@ -30,7 +30,7 @@ from forge.checkpoint.format import shards
 from forge.config.schema import CheckpointConfig
 from forge.errors import CheckpointError, ConfigError, StateMismatch
 from forge.jobdir import job_dir
-from forge.state import stray_parameters
+from forge.state import unregistered
 from forge.state.optimizer_state import TensorCopies
 from forge.state.registry import StateRegistry, refuse
 
@@ -47,7 +47,7 @@ class _Found:
     left_out: list[str] = field(default_factory=list)
     kinds: dict[str, str] = field(default_factory=dict)
     """The classes that the states belong to, if the source names them."""
-    unregistered: stray_parameters.Values = field(default_factory=dict)
+    unregistered: unregistered.Values = field(default_factory=dict)
     """Parameters that the optimizers trained and no module had."""
 
 
@@ -183,12 +183,12 @@ def _put(found: _Found, live: StateRegistry) -> None:
     """Compare everything, then load it."""
     part = StateRegistry({name: live.objects[name] for name in found.states})
     part.check({"states": found.states, "kinds": found.kinds})
-    refuse(stray_parameters.differences(live.objects, found.unregistered, is_whole=False))
+    refuse(unregistered.differences(live.objects, found.unregistered, is_whole=False))
     given = {"states": found.states, "unregistered": found.unregistered}
     likes = {id(leaf): like.tensor for leaf, like in part.shardings(given)}
     for name, state in found.states.items():
         part.put(name, _sharded(state, likes), TensorCopies())
-    stray_parameters.load(live.objects, _sharded(found.unregistered, likes))
+    unregistered.load(live.objects, _sharded(found.unregistered, likes))
 
 
 def _sharded(value: Any, likes: Mapping[int, torch.Tensor]) -> Any:

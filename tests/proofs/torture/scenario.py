@@ -22,7 +22,7 @@ import torch
 from forge.checkpoint import files, staging, store, writing
 from forge.checkpoint.format import manifest
 from forge.checkpoint.format.manifest import FINAL
-from forge.checkpoint.host_memory import PAGE
+from forge.checkpoint.format.tensor_encoding import PAGE
 from forge.checkpoint.store import Store
 from forge.config.schema import CheckpointConfig
 from forge.errors import DamagedCheckpoint

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 from forge.errors import Reason
-from forge.group.facts import SaveRequest, StopRequest
 from forge.group.ranks import StoreCoordinator
+from forge.group.requests import SaveRequest, StopRequest
 
 spec = json.loads(sys.argv[2])
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

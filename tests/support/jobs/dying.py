@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 
 from forge.errors import RankLost, Reason
-from forge.group.facts import StopRequest
 from forge.group.ranks import StoreCoordinator
+from forge.group.requests import StopRequest
 
 LONG_S = 1000.0
 directory, spec = Path(sys.argv[1]), json.loads(sys.argv[2])

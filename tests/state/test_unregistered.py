@@ -7,7 +7,7 @@ from torch.optim.swa_utils import AveragedModel
 
 import forge
 from forge.errors import ExitCode
-from forge.state import unregistered_objects
+from forge.state import unregistered
 
 
 @pytest.fixture
@@ -32,17 +32,15 @@ class Sharpness(torch.optim.Optimizer):
 @pytest.mark.parametrize("make", [lambda o: ExponentialLR(o, 0.9), ReduceLROnPlateau])
 def test_a_schedule_of_a_registered_optimizer(make, model, optimizer):
     schedule = make(optimizer)
-    (found,) = unregistered_objects.problems({"model": model, "optimizer": optimizer})
+    (found,) = unregistered.problems({"model": model, "optimizer": optimizer})
     assert found.startswith(f"the {type(schedule).__name__} sets the learning rate of `optimizer`")
-    assert (
-        unregistered_objects.problems({"model": model, "optimizer": optimizer, "s": schedule}) == []
-    )
+    assert unregistered.problems({"model": model, "optimizer": optimizer, "s": schedule}) == []
 
 
 def test_a_schedule_that_another_one_steps_is_saved_with_it(model, optimizer):
     parts = [LinearLR(optimizer), ExponentialLR(optimizer, 0.9)]
     schedule = SequentialLR(optimizer, parts, [3])
-    assert unregistered_objects.problems({"optimizer": optimizer, "schedule": schedule}) == []
+    assert unregistered.problems({"optimizer": optimizer, "schedule": schedule}) == []
 
 
 def test_a_schedule_that_nobody_holds_any_more(model, optimizer):
@@ -50,24 +48,24 @@ def test_a_schedule_that_nobody_holds_any_more(model, optimizer):
     schedule = ExponentialLR(optimizer, 0.9)
     schedule.itself = schedule
     del schedule
-    assert unregistered_objects.problems({"optimizer": optimizer}) == []
+    assert unregistered.problems({"optimizer": optimizer}) == []
 
 
 def test_an_average_of_weights(model):
     """An average of another fold, which was given to its Run, is not a problem."""
     average = AveragedModel(model)
-    (found,) = unregistered_objects.problems({"model": model})
+    (found,) = unregistered.problems({"model": model})
     assert found.startswith("the averages of the AveragedModel are not saved")
-    assert unregistered_objects.problems({"model": model, "average": average}) == []
-    assert unregistered_objects.problems({"model": torch.nn.Linear(2, 2)}) == []
+    assert unregistered.problems({"model": model, "average": average}) == []
+    assert unregistered.problems({"model": torch.nn.Linear(2, 2)}) == []
 
 
 def test_an_optimizer_inside_another(model):
     """No state_dict of a registered object has its momentum."""
     outer = Sharpness(model.parameters())
-    (found,) = unregistered_objects.problems({"outer": outer})
+    (found,) = unregistered.problems({"outer": outer})
     assert found.startswith("`outer.base_optimizer` is an optimizer inside the optimizer `outer`")
-    assert unregistered_objects.problems({"outer": outer, "inner": outer.base_optimizer}) == []
+    assert unregistered.problems({"outer": outer, "inner": outer.base_optimizer}) == []
 
 
 def test_the_run_ends_before_its_first_step(tmp_path, model, optimizer, caplog):

@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from forge.errors import Reason
-from forge.group.facts import Consensus, FailureReport, FinishRequest, SaveRequest, StopRequest
 from forge.group.group import Coordinator, SingleProcess
+from forge.group.requests import Consensus, FailureReport, FinishRequest, SaveRequest, StopRequest
 
 FIRST = StopRequest(75, Reason.requested, "SIGUSR1")
 FACTS = [
@@ -20,7 +20,7 @@ FACTS = [
 
 
 @pytest.mark.parametrize("facts", list(itertools.permutations(FACTS)), ids=str)
-def test_facts_of_different_kinds_are_agreed_on_in_any_order(facts):
+def test_requests_of_different_kinds_are_agreed_on_in_any_order(facts):
     """Two ranks can propose at the same time, so the consensus must not depend on the order."""
     agreed = Consensus()
     for fact in facts:
