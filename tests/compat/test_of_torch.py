@@ -24,6 +24,16 @@ def test_foreach_copy(non_blocking):
         assert all(map(torch.equal, targets, sources))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_foreach_norm(dtype):
+    """forge clips by norms of norms, which have to be those of `clip_grad_norm_`, to the bit."""
+    with contract(of_torch.foreach_norm):
+        shapes = [(), (0,), (7,), (33, 65), (3, 4, 5), (1, 4097)]
+        tensors = [torch.randn(shape, dtype=dtype) for shape in shapes]
+        norm = torch.linalg.vector_norm(torch.stack(of_torch.foreach_norm(tensors)))
+        assert torch.equal(norm, torch.nn.utils.get_total_norm(tensors))
+
+
 def test_coo_parts():
     """`indices()` rejects tensors that are not coalesced; duplicate entries have to stay two."""
     with contract(of_torch.coo_parts):

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from forge.compat import of_torch
+
 
 def widest(device: torch.device) -> torch.dtype:
     """The widest float of a device; MPS has no float64."""
@@ -52,9 +54,23 @@ def total_norm(grads: list[torch.Tensor]) -> torch.Tensor:
 
     For sharded gradients the norm of the full ones (a collective).
     """
+    if _are_alike(grads):  # what torch does, too, once it has found that out
+        with torch.no_grad():
+            norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(of_torch.foreach_norm(grads)))
+        return norm
     values = [g.coalesce().values() if g.layout is torch.sparse_coo else g for g in grads]
     norms = [whole(torch.nn.utils.get_total_norm(group)) for group in by_mesh(values)]
     return norms[0] if len(norms) == 1 else _norm_of(norms)
+
+
+def _are_alike(grads: list[torch.Tensor]) -> bool:
+    """Whether these are plain tensors of one dtype and device."""
+    dtype, device = grads[0].dtype, grads[0].device
+    for one in grads:  # `all` of a generator would call it for each
+        is_plain = type(one) in _PLAIN and one.layout is torch.strided
+        if not is_plain or one.dtype is not dtype or one.device != device:
+            return False
+    return True
 
 
 def exact_norm(grads: list[torch.Tensor]) -> torch.Tensor:
