@@ -150,7 +150,7 @@ class Attempt:
         with preflight.exits():
             states = self._live.read_states()
             built = InitialHyperparameters(self._live.objects)
-        self._live.check_savable(states)
+            self._live.check_savable(states)
         return built
 
     def _claim(self) -> tuple[Path, Path]:

@@ -220,3 +220,92 @@ def test_a_grad_scaler_that_was_not_given_is_named(is_given, job, caplog):
                 scaler.step(job.first)
                 scaler.update()
     assert caplog.text.count("forge.Run(…, scaler=scaler)") == (not is_given)
+
+
+# -- batches that the loop reads by itself ---------------------------------------------------------
+
+
+class Holder:
+    """A trainer as many write it, which keeps its iterator."""
+
+    def __init__(self, loader):
+        self.batches = iter(loader)
+
+    def train(self, run):
+        for _ in run.steps(4):
+            next(self.batches)
+
+
+def forever(loader):
+    while True:
+        yield from loader
+
+
+def plainly(run, loader):
+    batches = iter(loader)
+    for _ in run.steps(4):
+        next(batches)
+
+
+def wrapped(run, loader):
+    batches = enumerate(itertools.cycle(loader))
+    for _ in run.steps(4):
+        next(batches)
+
+
+def in_a_generator(run, loader):
+    batches = forever(loader)
+    for _ in run.steps(4):
+        next(batches)
+
+
+def beside_the_loop_s_own(run, loader):
+    batches = iter(loader)
+    for _ in run.steps(4, torch.utils.data.DataLoader(torch.ones(8))):
+        next(batches)
+
+
+def behind_a_progress_bar(run, loader):
+    batches = map(str, loader)
+    for _ in (step for step in run.steps(4)):
+        next(batches)
+
+
+def of_a_trainer(run, loader):
+    Holder(loader).train(run)
+
+
+def given(run, loader):
+    batches = run.steps(4, loader)
+    for _ in enumerate(batches):
+        pass
+
+
+def second(run, loader):
+    batches = run.loader(loader)
+    for _ in run.steps(4):
+        next(batches)
+
+
+def evaluated(run, loader):
+    first = iter(loader)
+    next(first)
+    for _ in run.steps(4):
+        list(loader)
+
+
+OWN = [plainly, wrapped, in_a_generator, beside_the_loop_s_own, behind_a_progress_bar, of_a_trainer]
+SAVED = [given, second, evaluated]
+
+
+@pytest.mark.parametrize("loop", [*OWN, *SAVED])
+def test_batches_that_the_loop_reads_by_itself_are_told_once(job, caplog, loop):
+    """They would begin again after a resume; what is not read in the loop would not matter."""
+    caplog.set_level(logging.WARNING, "forge")
+    loader = torch.utils.data.DataLoader(torch.ones(8))
+    with job.run(has_optimizers=False) as run:
+        loop(run, loader)
+    texts = [r.getMessage() for r in caplog.records if "by `" in r.getMessage()]
+    name = "self.batches" if loop is of_a_trainer else "batches"
+    assert len(texts) == (loop in OWN)
+    assert all(f"the loop reads a DataLoader by `{name}`, whose place" in text for text in texts)

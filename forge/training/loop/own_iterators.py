@@ -1,0 +1,79 @@
+"""Iterators over a DataLoader that the script itself reads in its loop.
+
+No checkpoint has their place in the data. A script that calls `next(iterator)` in each step would
+begin with the first batch again after a resume, without an error.
+"""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import types
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+from forge.compat import of_torch
+
+_FRAMES = 4
+"""Callers that are searched: a progress bar can be between the loop and forge."""
+_DEPTH = 3
+"""Iterators inside one another: `enumerate(itertools.cycle(loader))`."""
+_DATALOADER = "torch.utils.data.dataloader"  # a loader with a state_dict has iterators of its own
+
+
+class OwnIterators:
+    """Finds the iterators that were read between two looks."""
+
+    def __init__(self) -> None:
+        self._seen: weakref.WeakKeyDictionary[Any, int | None] = weakref.WeakKeyDictionary()
+
+    def read_since(self, frame: types.FrameType | None) -> list[str]:
+        """Names of the variables whose iterators have yielded batches since the last call.
+
+        Args:
+            frame: The frame of the loop, or of something between it and forge.
+        """
+        before, self._seen = self._seen, weakref.WeakKeyDictionary()
+        found: dict[str, None] = {}
+        for name, iterator in _variables(frame):
+            count = self._seen[iterator] = of_torch.num_yielded(iterator)
+            if before.get(iterator, count) != count:
+                found[name] = None
+        return [*found]
+
+
+def _variables(frame: types.FrameType | None) -> Iterator[tuple[str, Any]]:
+    """The iterators over a DataLoader in the variables of the callers, and of their `self`."""
+    num_left = _FRAMES
+    while frame is not None and num_left:
+        if not _is_ours(frame):
+            local = _locals(frame)
+            own = getattr(local.get("self"), "__dict__", {})
+            of_self = {f"self.{name}": value for name, value in own.items()}
+            for name, value in {**frame.f_globals, **local, **of_self}.items():
+                yield from ((name, one) for one in _inside(value, _DEPTH))
+            num_left -= 1
+        frame = frame.f_back
+
+
+def _locals(frame: types.FrameType) -> dict[str, Any]:
+    snapshot = frame.f_locals
+    found = dict(snapshot)
+    if type(snapshot) is dict and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        snapshot.clear()  # before Python 3.13 the frame keeps it, and would keep deleted variables
+    return found
+
+
+def _inside(one: Any, depth: int) -> Iterator[Any]:
+    if type(one).__module__ == _DATALOADER and of_torch.num_yielded(one) is not None:
+        yield one
+    elif depth and hasattr(type(one), "__next__") and not _is_ours(getattr(one, "gi_frame", None)):
+        for part in gc.get_referents(one):
+            for inner in part if type(part) is tuple else (part,):
+                yield from _inside(inner, depth - 1)
+
+
+def _is_ours(frame: types.FrameType | None) -> bool:
+    name = "" if frame is None else frame.f_globals.get("__name__", "")
+    return str(name).partition(".")[0] == "forge"
