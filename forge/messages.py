@@ -97,6 +97,16 @@ def truncate_list(names: Iterable[object], most: int) -> str:
     return ", ".join(found[:most]) + more
 
 
+def size(num_bytes: float) -> str:
+    """A number of bytes for people: `512 bytes`, `1.5 GiB`."""
+    unit = "bytes"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if num_bytes < 1024:
+            break
+        num_bytes, unit = num_bytes / 1024, larger
+    return f"{num_bytes:.0f} {unit}" if unit == "bytes" else f"{num_bytes:.1f} {unit}"
+
+
 def _start_again() -> None:
     global _writer
     _writer = _Writer()

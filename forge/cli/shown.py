@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from forge import messages
 from forge.checkpoint.format.leaves import Leaf, differences, leaves
 from forge.checkpoint.reading import Checkpoint
 from forge.jobdir.job_files import forge_dir, step_dirs
@@ -50,7 +51,7 @@ def describe(
     yield f"{'checkpoint':{_TITLE}}{_near(checkpoint.path)}"
     yield from _fact("step", str(about.step))
     yield from _fact("saved", f"{_when(about.created)}, by attempt {about.attempt}")
-    yield from _fact("size", f"{_size(num_bytes)} in {len(about.files)} files")
+    yield from _fact("size", f"{messages.size(num_bytes)} in {len(about.files)} files")
     yield from _fact("state", _CHECKED[verify])
     yield from _resume(checkpoint)
     if about.metrics:
@@ -63,11 +64,11 @@ def describe(
         yield from _objects(leaves(checkpoint.state))
         return
     for name, entry in sorted(about.files.items()):
-        yield f"{_cut(name, _PATH):<{_PATH}} {_size(entry['size']):>{_KIND + 1 + _SIZE}}"
+        yield f"{_cut(name, _PATH):<{_PATH}} {messages.size(entry['size']):>{_KIND + 1 + _SIZE}}"
     yield ""
     found = list(leaves(checkpoint.state))
     for leaf in found:
-        size = _size(leaf.num_bytes) if leaf.num_bytes else ""
+        size = messages.size(leaf.num_bytes) if leaf.num_bytes else ""
         kind = _cut_end(leaf.kind, _KIND)
         yield f"{_cut(leaf.path, _PATH):<{_PATH}} {kind:<{_KIND}} {size:>{_SIZE}}".rstrip()
     yield ""
@@ -106,7 +107,7 @@ def _objects(found: Iterable[Leaf]) -> Iterator[str]:
     for name, own in (groups | others).items():
         num_tensors = sum(1 for leaf in own if leaf.num_bytes)
         counts = f"{num_tensors} tensors, {len(own) - num_tensors} values"
-        size = _size(sum(leaf.num_bytes for leaf in own))
+        size = messages.size(sum(leaf.num_bytes for leaf in own))
         yield f"{_cut(name, _PATH):<{_PATH}} {counts:<{_KIND}} {size:>{_SIZE}}"
     yield ""
     yield "forge show -v lists the files, and each tensor and value."
@@ -162,15 +163,6 @@ def _when(created: float) -> str:
 
 def _number(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:.6g}"
-
-
-def _size(num_bytes: int) -> str:
-    size, unit = float(num_bytes), "bytes"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if size < 1024:
-            break
-        size, unit = size / 1024, larger
-    return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
 
 
 def _cut(text: str, width: int) -> str:

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from forge import messages
 from forge.errors import DiskFull, is_disk_full
 from forge.health.check import Context, Finding
 from forge.jobdir.job_files import step_dirs
@@ -47,7 +48,7 @@ def disk(context: Context) -> Finding:
     free = system.f_bavail * system.f_frsize
     problems = [*_little_room(context, system, free), *_few_inodes(place, system)]
     return Finding(
-        "; ".join(problems) or f"{free / _GIB:.1f} GiB free in {place}",
+        "; ".join(problems) or f"{messages.size(free)} free in {place}",
         is_failed=bool(problems),
         only_warns=True,
         remedy="Free some space, keep fewer checkpoints (`resilience.checkpoint.keep_last`), or"
@@ -61,8 +62,8 @@ def _little_room(context: Context, system: os.statvfs_result, free: int) -> Iter
     # A tmpfs without a limit, or a file system that does not report it, has 0 blocks.
     if size and system.f_blocks and free / size < _MIN_CHECKPOINTS:
         yield (
-            f"space for {free / size:.1f} more checkpoints of {size / _GIB:.2f} GiB, less than"
-            f" {_MIN_CHECKPOINTS} ({free / _GIB:.1f} GiB free)"
+            f"space for {free / size:.1f} more checkpoints of {messages.size(size)}, less than"
+            f" {_MIN_CHECKPOINTS} ({messages.size(free)} free)"
         )
 
 

@@ -7,7 +7,7 @@ weights.
 
 from __future__ import annotations
 
-import sys
+import inspect
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,7 +22,7 @@ from forge.state.registry import StateRegistry
 from forge.training.loop.loop_progress import LoopProgress
 from forge.training.nan.update import Updater
 
-_DEPTH = 6
+_DEPTH = 8
 """Frames between a hook and a GradScaler: torch's wrappers of Optimizer.step, and schedules'."""
 _MOST = 16
 """Optimizers that are checked: a step can create an optimizer for a copy of the weights."""
@@ -121,8 +121,8 @@ class OptimizerSteps:
     def _check_scaler(self) -> None:
         """Warn if a GradScaler that is not saved has called the optimizer."""
         # An optimizer does not know its scaler, and a scaler knows its optimizers only by their id.
-        frame, depth = sys._getframe(2), 0
-        while (above := frame.f_back) is not None and depth < _DEPTH:
+        frame, depth = inspect.currentframe(), 0
+        while frame is not None and depth < _DEPTH:
             scaler = frame.f_locals.get("self")
             if isinstance(scaler, torch.amp.GradScaler):
                 is_saved = unregistered.is_held(scaler, self._live.objects)
@@ -133,7 +133,7 @@ class OptimizerSteps:
                         " forge.Run(…, scaler=scaler)"
                     )
                 return
-            frame, depth = above, depth + 1
+            frame, depth = frame.f_back, depth + 1
 
     def is_nothing_updated(self) -> bool:
         """Whether no optimizer has stepped in a whole training, though it has something to train.

@@ -15,7 +15,7 @@ from forge.checkpoint.format.manifest import Origin
 from forge.checkpoint.staging import Snapshot
 from forge.checkpoint.store import Store
 from forge.config.schema import CheckpointConfig, OnPendingSave
-from forge.errors import CheckpointError, Exit, unwritable
+from forge.errors import CheckpointError, Exit, is_disk_full, unwritable
 from forge.group.requests import SaveRequest, Watcher
 from forge.jobdir.ledger import Ledger
 from forge.process import sections
@@ -390,9 +390,14 @@ class Saver(Watcher):
             f"The save at step {step} failed ({self._failures} of {MAX_FAILURES} in a row): {error}"
         )
         if self._failures >= MAX_FAILURES:
+            need = (
+                " A save needs room for one checkpoint more than are kept"
+                " (`resilience.checkpoint.keep_last`)."
+            )
             raise unwritable(
                 f"{text}. The run ends, because no further progress can be saved."
-                f" Make room or repair {self._store.directory}, then start the job again.",
+                f" Make room or repair {self._store.directory}, then start the job again."
+                f"{need * is_disk_full(error)}",
                 error,
             ) from error
         messages.warn(f"{text}. Training continues; the next save will try again.")

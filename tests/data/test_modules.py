@@ -55,9 +55,10 @@ def test_a_model_with_any_buffer_that_can_be_saved_trains_to_its_end(kind, tmp_p
 def test_a_buffer_that_cannot_be_saved_is_refused_by_its_path(make, tmp_path):
     """At the start, in the words of the one who looks at it to save it."""
     with pytest.raises(
-        forge.ForgeError, match=r"model\.held: this version of forge cannot save a "
-    ):
+        forge.Exit, match=r"model\.held: this version of forge cannot save a "
+    ) as refused:
         train(tmp_path / "checkpoints", Holder(make()))
+    assert refused.value.code == forge.ExitCode.IO_ERROR
 
 
 class MadeInInferenceMode(Dataset):

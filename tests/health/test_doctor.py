@@ -57,7 +57,7 @@ def test_of_many_nodes_what_is_well_is_one_row_and_each_fault_its_own():
     assert lines[-1].strip() == "y"
 
 
-def test_several_lines_of_slurm_are_one_sentence(tmp_path, monkeypatch, capsys):
+def test_several_lines_of_slurm_are_one_sentence(monkeypatch, capsys):
     """Without a configuration scontrol prints four lines; escaped, they are hard to read."""
 
     def refuse():
@@ -65,6 +65,6 @@ def test_several_lines_of_slurm_are_one_sentence(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(doctor.client, "can_submit", lambda: True)
     monkeypatch.setattr(doctor.client, "settings", refuse)
-    doctor._print_cluster(tmp_path)
+    doctor._print_cluster()
     printed = " ".join(capsys.readouterr().out.split())
     assert printed.endswith("is unknown: scontrol: error: first scontrol: fatal: second")

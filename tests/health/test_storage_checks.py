@@ -60,7 +60,7 @@ def test_room_is_counted_in_checkpoints_as_large_as_the_newest(tmp_path, monkeyp
     context = Context(tmp_path, tmp_path, state_bytes=2**30)
     finding = storage.disk(context)
     assert (finding.is_failed, finding.only_warns) == (True, True)
-    assert finding.value.startswith("space for 1.0 more checkpoints of 1.00 GiB, less than 2")
+    assert finding.value.startswith("space for 1.0 more checkpoints of 1.0 GiB, less than 2")
     for step, size in ((4, 5000), (12, 100)):
         (tmp_path / f"step_{step}").mkdir()
         (tmp_path / f"step_{step}" / "tensors").write_bytes(bytes(size))

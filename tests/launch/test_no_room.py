@@ -42,5 +42,5 @@ def test_a_job_that_a_full_disk_stopped_resumes_once_there_is_room(disk, undistu
         )
     said = output.read_text()
     assert done.returncode == 0, said
-    assert "restart 1 after step 15 of 40 (38%): the disk is full" in said
+    assert "restart 1 after step 15 of 40 (37%): the disk is full" in said
     assert_same_job(SweptJob(copy / "0"), undisturbed["0.1"])

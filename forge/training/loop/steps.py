@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import inspect
 import weakref
 from collections.abc import Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -151,7 +151,7 @@ class Steps:
 
         self._num_looks += 1
         self._own = self._own or OwnIterators()
-        if names := self._own.read_since(sys._getframe(2)):
+        if names := self._own.read_since(inspect.currentframe()):
             self._num_looks = _LOOKS
             messages.warn(
                 f"A resume could be inexact here: the loop reads a DataLoader by"
