@@ -31,7 +31,6 @@ from forge.checkpoint.format.tensor_encoding import (
 )
 from forge.checkpoint.format.tensorfile import Layout
 from forge.compat import of_torch
-from forge.process import memory
 
 RESERVE = 256 << 20
 """Bytes of host memory that a copy must leave free."""
@@ -131,6 +130,8 @@ class StagingPool:
         return self._buffer
 
     def _new_buffer(self, room: int, *, is_pinned: bool) -> HostBuffer | None:
+        from forge.process import memory  # a save that waits needs no copy
+
         available = memory.free_bytes()
         if available is None or room + RESERVE <= available:
             try:
@@ -141,7 +142,7 @@ class StagingPool:
             self._has_warned = True
             messages.warn(
                 f"Too little host memory to save in the background: a copy of the state takes"
-                f" {room / 2**30:.2f} GiB, {(available or 0) / 2**30:.2f} GiB are available, and"
+                f" {messages.size(room)}, {messages.size(available or 0)} are available, and"
                 f" {RESERVE >> 20} MiB must stay free. Until more is free, training waits during"
                 " each save. In addition, a job of one rank saves before each long function of"
                 " `run.every`; with several ranks, a stop waits for the end of these functions."

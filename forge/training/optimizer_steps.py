@@ -108,9 +108,8 @@ class OptimizerSteps:
             return
         self._checked.add(optimizer)
         self._num_checked += 1
-        saved = {id(p) for one in self._live.optimizers for p in _parameters(one)}
-        lost = {id(p) for p in _parameters(optimizer)} - saved
-        names = [name for name, p in self._live.parameters() if id(p) in lost]
+        trained = set(map(id, _parameters(optimizer)))
+        names = [name for name, p in self._live.parameters() if id(p) in trained]
         if names and not unregistered.is_held(optimizer, self._live.objects):
             messages.warn(
                 f"A resume could be inexact here: the optimizer {type(optimizer).__name__} trains"

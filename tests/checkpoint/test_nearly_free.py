@@ -18,6 +18,7 @@ from forge.checkpoint.format.tensor_encoding import PAGE
 from forge.checkpoint.format.tensorfile import Layout
 from forge.checkpoint.staging import HostBuffer, StagedFile, room_for, views_of
 from forge.checkpoint.writing import write_file
+from forge.process import memory
 
 CHUNK = 2 * PAGE
 
@@ -280,15 +281,15 @@ def test_forked_children_do_not_get_the_copy():
 def test_short_memory_makes_a_save_wait_and_says_so_once(store, monkeypatch, caplog):
     """A slow save is better than an out-of-memory kill because of a copy."""
     state = {"w": torch.ones(1 << 18)}
-    monkeypatch.setattr(staging.memory, "free_bytes", lambda: staging.RESERVE + 1000)
+    monkeypatch.setattr(memory, "free_bytes", lambda: staging.RESERVE + 1000)
     for step in (1, 2):
         snapshot = store.snapshot(step, state, copy=True)
         assert not snapshot.is_independent
         store.commit(snapshot)
     assert store.newest().manifest.step == 2
     [told] = [r.message for r in caplog.records if "Too little host memory" in r.message]
-    assert "0.25 GiB are available" in told
-    monkeypatch.setattr(staging.memory, "free_bytes", lambda: staging.RESERVE + (2 << 20))
+    assert "256.0 MiB are available" in told
+    monkeypatch.setattr(memory, "free_bytes", lambda: staging.RESERVE + (2 << 20))
     assert store.snapshot(3, state, copy=True).is_independent
 
 

@@ -205,6 +205,16 @@ def test_an_optimizer_that_was_not_given_is_named(given, num_warnings, job, capl
     assert ("SGD trains head.weight, head.bias" in caplog.text) is bool(num_warnings)
 
 
+def test_an_optimizer_that_is_made_again_in_the_loop_is_named(job, caplog):
+    """The one that was given is saved, and no longer trains anything."""
+    with job.run() as run:
+        for step in run.steps(4):
+            optimizer = torch.optim.SGD(job.body.parameters(), 0.1) if step == 2 else job.first
+            job.loss().backward()
+            optimizer.step()
+    assert caplog.text.count("SGD trains body.weight, body.bias, but its state") == 1
+
+
 @pytest.mark.parametrize("is_given", [True, False])
 def test_a_grad_scaler_that_was_not_given_is_named(is_given, job, caplog):
     """A resumed job would begin with its first scale, and leave out the steps that overflow."""
