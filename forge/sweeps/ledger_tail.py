@@ -53,6 +53,8 @@ class LedgerTail:
     metrics: dict[str, Metric] = field(default_factory=dict)
     is_whole: bool = True
     """Whether `metrics` covers all of the training, and not only its last part."""
+    began: float | None = None
+    """Unix time at which the first process of the job entered a Run."""
 
 
 def read(directory: Path) -> LedgerTail:
@@ -85,6 +87,7 @@ def read(directory: Path) -> LedgerTail:
         str(run.get("checkpoints", ".")),
         _metrics(found),
         is_whole=has_summary or (is_whole and is_first),
+        began=next(jsonl.head(files[0][1]), {}).get("t"),
     )
 
 

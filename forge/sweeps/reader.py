@@ -151,7 +151,7 @@ def read_job(place: JobPlace, directory: Path, label: str, locks: HeldLocks) -> 
         node=(state.nodes if state else "") or files.ledger.host,
         slurm_id=str(state.backend.get("successor") or state.job) if state else "",
         hang=state.hang if state else "",
-        began=starts[0].get("t") if starts else (files.ledger.start or {}).get("t"),
+        began=starts[0].get("t") if starts else files.ledger.began,
         since=state.time if state else None,
         pid=state.pid if state else (files.ledger.start or {}).get("pid"),
         has_wrapper=bool(files.plan) or not files.ledger.number,  # only launchers queue jobs

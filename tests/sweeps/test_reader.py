@@ -12,7 +12,7 @@ from looked_at import make_older
 
 import forge
 from forge.errors import NoSweep
-from forge.jobdir import ledger
+from forge.jobdir import ledger, spawned
 from forge.jobdir.job_state import State
 from forge.sweeps import find, status, words
 
@@ -133,7 +133,7 @@ def test_a_directory_without_files_of_forge_is_refused(tmp_path):
         forge.sweep(tmp_path / "none")
 
 
-def test_a_single_run_without_hydra_is_a_sweep_of_one_job(tmp_path):
+def test_a_single_run_without_hydra_is_a_sweep_of_one_job(tmp_path, monkeypatch):
     """Its directory is `checkpoint.dir`."""
     policy = {"checkpoint": {"dir": str(tmp_path / "run"), "every_steps": 2}}
     with forge.Run(policy) as run:
@@ -145,6 +145,12 @@ def test_a_single_run_without_hydra_is_a_sweep_of_one_job(tmp_path):
     assert (job.state, job.step, job.attempts) == (State.finished, 4, 1)
     assert job.metrics["loss"].last == 3
     assert status.notes(dataclasses.replace(job, attempts=3), 0) == ["3 attempts"]
+    monkeypatch.setattr(spawned, "owner", lambda: "another process")
+    with forge.Run(policy) as run:
+        for step in run.steps(8):
+            run.log(loss=step)
+    (again,) = forge.sweep(tmp_path / "run").jobs
+    assert (again.step, again.attempts, again.began) == (8, 2, job.began)
 
 
 # -- finding ---------------------------------------------------------------------------------------
