@@ -324,6 +324,7 @@ class Attempt:
             loops=self.loops,
             train_state=self._train_state,
             directory=directory,
+            saver=directory.saver,
             nan=self._nan,
             updater=self.updater,
             evaluations=self._evaluations,

@@ -51,7 +51,7 @@ class Boundary:
         self._loops = parts.loops
         self._train_state = parts.train_state
         self._directory = parts.directory
-        self._saver = parts.directory.saver
+        self._saver = parts.saver
         self._nan = parts.nan
         self._evaluations = parts.evaluations
         self._handler = parts.handler

@@ -11,6 +11,7 @@ from forge.training.loop.evaluations import Evaluations
 from forge.training.loop.loop_progress import LoopProgress
 from forge.training.nan.nan_policy import NanPolicy
 from forge.training.nan.update import Updater
+from forge.training.saver import Saver
 from forge.training.shutdown import Shutdown
 from forge.training.start.attempt_io import AttemptIO
 from forge.training.train_state import TrainState
@@ -29,6 +30,7 @@ class Parts:
     train_state: TrainState
     directory: AttemptIO
     """Checkpoints, metrics and the ledger."""
+    saver: Saver
     nan: NanPolicy
     updater: Updater
     evaluations: Evaluations

@@ -30,7 +30,7 @@ class Rollback:
         self._loops = parts.loops
         self._train_state = parts.train_state
         self._directory = parts.directory
-        self._saver = parts.directory.saver
+        self._saver = parts.saver
         self._nan = parts.nan
         self._shutdown = parts.shutdown
 

@@ -31,7 +31,7 @@ class RunEnd:
         self._exchange = Exchange(parts.group, "the end")
         self._loops = parts.loops
         self._train_state = parts.train_state
-        self._saver = parts.directory.saver
+        self._saver = parts.saver
         self._store = parts.directory.store
         self._handler = parts.handler
         self._shutdown = parts.shutdown

@@ -93,7 +93,7 @@ class SnapshotHolder:
     def __init__(self, parts: Parts) -> None:
         self._group = parts.group
         self._exchange = parts.exchange
-        self._saver = parts.directory.saver
+        self._saver = parts.saver
         self._loops = parts.loops
         self._train_state = parts.train_state
         self._shutdown = parts.shutdown
