@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from forge import messages
 from forge.compat import of_torch
 from forge.config.schema import AUTO, NanAction, Policy, SignalAction
-from forge.errors import ConfigError, Exit, ForgeError, RankLost
+from forge.errors import CheckpointError, ConfigError, Exit, ForgeError, RankLost
 from forge.group.collectives import enter_group
 from forge.group.group import MARGIN, START_S, Exchange
 from forge.group.requests import Watcher
@@ -150,7 +150,10 @@ class Attempt:
         with preflight.exits():
             states = self._live.read_states()
             built = InitialHyperparameters(self._live.objects)
-            self._live.check_savable(states)
+            try:
+                self._live.check_savable(states)
+            except CheckpointError as error:  # of the script, and of no checkpoint yet
+                raise ConfigError([str(error)], "The call of forge.Run") from error
         return built
 
     def _claim(self) -> tuple[Path, Path]:

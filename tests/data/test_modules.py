@@ -58,7 +58,7 @@ def test_a_buffer_that_cannot_be_saved_is_refused_by_its_path(make, tmp_path):
         forge.Exit, match=r"model\.held: this version of forge cannot save a "
     ) as refused:
         train(tmp_path / "checkpoints", Holder(make()))
-    assert refused.value.code == forge.ExitCode.IO_ERROR
+    assert refused.value.code == forge.ExitCode.BAD_CONFIG
 
 
 class MadeInInferenceMode(Dataset):
