@@ -390,14 +390,10 @@ class Saver(Watcher):
             f"The save at step {step} failed ({self._failures} of {MAX_FAILURES} in a row): {error}"
         )
         if self._failures >= MAX_FAILURES:
-            need = (
-                " A save needs room for one checkpoint more than are kept"
-                " (`resilience.checkpoint.keep_last`)."
-            )
+            more = " for one more than `resilience.checkpoint.keep_last`" * is_disk_full(error)
             raise unwritable(
                 f"{text}. The run ends, because no further progress can be saved."
-                f" Make room or repair {self._store.directory}, then start the job again."
-                f"{need * is_disk_full(error)}",
+                f" Make room{more} or repair {self._store.directory}, then start the job again.",
                 error,
             ) from error
         messages.warn(f"{text}. Training continues; the next save will try again.")
