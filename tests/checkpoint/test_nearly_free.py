@@ -75,6 +75,14 @@ def content_of(file):
 # -- the file --------------------------------------------------------------------------------------
 
 
+def test_memory_of_another_device_is_not_read_as_the_host_s(monkeypatch):
+    """Addresses on MPS or XPU are no host addresses, so torch has to copy; for meta it raises."""
+    tensors = {"large": torch.empty(20 << 20, dtype=torch.uint8, device="meta")}
+    monkeypatch.setattr(staging, "_move_all", lambda moves: pytest.fail("memory was read"))
+    with pytest.raises(NotImplementedError, match="no data"):
+        copied(tensors)
+
+
 @pytest.mark.parametrize("num_bytes", [0, 1, CHUNK - 1, 3 * CHUNK, 7 * CHUNK + 5])
 def test_image_and_stream_write_the_same_file_and_safetensors_reads_it(
     num_bytes, small_chunks, tmp_path
@@ -98,6 +106,32 @@ def test_image_and_stream_write_the_same_file_and_safetensors_reads_it(
         assert bytes(loaded[name].view(-1).view(torch.uint8)) == bytes(
             expected.view(-1).view(torch.uint8)
         ), name
+
+
+def count_calls(monkeypatch, module, name):
+    """A list that gets one entry for each call."""
+    calls, real = [], getattr(module, name)
+    monkeypatch.setattr(module, name, lambda *given: (calls.append(name), real(*given)))
+    return calls
+
+
+@pytest.mark.parametrize("own", [1, 2, 3])
+@pytest.mark.parametrize("sizes", [[], [5], [5, 5], [9, 1, 1], [1, 1, 9], [3] * 20, [10**6]])
+def test_a_copy_in_threads_is_the_copy_in_one(sizes, own, monkeypatch):
+    """The result is the same for all sizes and for any number of threads that torch uses."""
+    tensors = {str(n): torch.randn(size) for n, size in enumerate(sizes)} | odd_tensors(40)
+    tensors["turned"] = torch.randn(3, 5).t()
+    alone = content_of(copied(tensors))
+    calls = [
+        count_calls(monkeypatch, *of) for of in ((torch, "_foreach_copy_"), (staging, "_move_all"))
+    ]
+    monkeypatch.setattr(staging, "_WORTH_A_THREAD", 1)
+    monkeypatch.setattr(staging, "num_threads", lambda: 3)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: own)
+    assert content_of(copied(tensors)) == alone
+    assert [len(one) for one in calls] == [0, max(own, 2)]
+    for one in (torch.randn(7), torch.randn(3, 5).t()):
+        assert torch.equal(copied({"x": one}).tensors()["x"], one)
 
 
 @pytest.mark.parametrize("beyond", [-PAGE, -1, 0, 1, PAGE - 1, PAGE, PAGE + 1])
