@@ -20,6 +20,7 @@ import warm
 from started import ended_here
 from warm import IS_QUICK, QUICK
 
+from forge.jobdir import code
 from forge.shutdown import stopping
 
 pytest_plugins = ["played_jobs", "store_fixtures"]
@@ -31,6 +32,9 @@ torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # of processes that tests start: threads that wait take a core
 # As in an active environment: `python` is no shim of a version manager, which takes several shells.
 os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
+# Each Run that has a directory reads the code of its job: not that of hundreds of test modules.
+INSTALLED = (*code.installed(), os.path.join(os.path.dirname(__file__), ""))
+code.installed = lambda: INSTALLED
 MEMORY = "/dev/shm"
 ROOM_GIB = 4
 """Free memory for the files of all tests; those of a test that has passed are removed at once."""
@@ -130,6 +134,21 @@ def pytest_collection_finish():
     """Each Run looks at all objects there are: not at the thousands that are pytest's own."""
     gc.collect()
     gc.freeze()
+
+
+_unfrozen = []
+"""Tests that have ended since then."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item, nextitem):
+    """Nor at what earlier tests have left, such as parsed sources and modules of torch."""
+    yield
+    _unfrozen.append(item)
+    if len(_unfrozen) >= 20 and (nextitem is None or nextitem.path != item.path):
+        _unfrozen.clear()
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,7 @@ from forge.jobdir.job_files import CODE, forge_dir
 
 
 @functools.cache
-def _installed() -> tuple[str, ...]:
+def installed() -> tuple[str, ...]:
     """The beginnings of the paths of installed files, forge's among them."""
     roots = {sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")}
     ours = Path(__file__).parents[1]
@@ -31,14 +31,14 @@ def _installed() -> tuple[str, ...]:
 
 def fingerprint() -> dict[str, str]:
     """Absolute path -> sha256 of every imported source file that is not installed."""
-    installed = _installed()
+    installed_in = installed()
     found: dict[str, str] = {}
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
-        if not isinstance(file, str) or not file.endswith(".py") or file.startswith(installed):
+        if not isinstance(file, str) or not file.endswith(".py") or file.startswith(installed_in):
             continue  # most are installed, and `abspath` takes longer than all the rest
         path = os.path.abspath(file)
-        if not path.startswith(installed):
+        if not path.startswith(installed_in):
             try:
                 found[path] = hashlib.sha256(Path(path).read_bytes()).hexdigest()
             except OSError:

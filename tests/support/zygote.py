@@ -22,6 +22,7 @@ import signal
 import socket
 import sys
 import threading
+import weakref
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
@@ -247,6 +248,8 @@ def main():
     copy_by_pickle()
     parse_once()
     assume_no_mode()
+    for finalizer in weakref.finalize._registry:
+        finalizer.atexit = False  # torch's libraries of operators need not be undone in each fork
     gc.collect()
     gc.freeze()  # otherwise each fork's last collection would visit, and so copy, torch's objects
     use_huge_pages()
