@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from forge import messages
-from forge.checkpoint.format.manifest import CHUNK, FINAL, Origin
+from forge.checkpoint.format.manifest import CHUNK, FINAL, Origin, num_chunks
 from forge.checkpoint.format.tensor_encoding import (
     HUGE,
     PAGE,
@@ -222,10 +222,11 @@ class StagedFile:
     def readers(self) -> list[Reader]:
         """One reader for each thread that writes; only one save at a time can have them."""
         self.tensors()
+        count = min(NUM_WRITERS, num_chunks(self.layout.size))
         if self._image is not None:
-            return [self._slice] * NUM_WRITERS
+            return [self._slice] * count
         size = min(CHUNK, room_for(self.layout.size))
-        rooms = [_chunk_buffer(size) for _ in range(NUM_WRITERS)]
+        rooms = [_chunk_buffer(size) for _ in range(count)]
         return [functools.partial(self._assembled, room) for room in rooms]
 
     def _slice(self, number: int) -> memoryview:

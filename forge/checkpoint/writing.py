@@ -152,7 +152,7 @@ class _Output:
         """Write all chunks, then the last partial page."""
         helpers = [
             threading.Thread(target=self._work, args=(reader,), name="forge-write", daemon=True)
-            for reader in readers[1 : len(self.checksums)]
+            for reader in readers[1:]
         ]
         for helper in helpers:
             helper.start()
