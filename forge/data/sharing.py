@@ -118,7 +118,7 @@ def of(loader: Any, num_ranks: int) -> Sharing:
         "sampler": kind.__name__,
         "length": len(sampler.dataset),
         "shuffle": bool(sampler.shuffle),
-        "seed": int(sampler.seed),
+        "seed": int(sampler.seed or 0),
     }
     return Sharing(num_ranks, num_batches, batch_size * sampler.num_replicas, order, "")
 
@@ -196,8 +196,8 @@ class GlobalBatchSampler(Sampler[list[int]]):
     Args:
         dataset: Any object with a length; it is not read.
         global_batch_size: Samples per step, over all ranks.
-        shuffle: Whether to shuffle the samples in each epoch.
-        seed: Seed of the permutations; the same on every rank.
+        seed: Seed of the order, which differs in each epoch; the same on every rank. None: the
+            order of the dataset.
         drop_last: Whether to drop an incomplete batch.
         num_replicas: Number of ranks; None: from torch.distributed, else 1.
         rank: Number of this rank; None: from torch.distributed.
@@ -211,8 +211,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
         dataset: Sized,
         global_batch_size: int,
         *,
-        shuffle: bool = True,
-        seed: int = 0,
+        seed: int | None = 0,
         drop_last: bool = False,
         num_replicas: int | None = None,
         rank: int | None = None,
@@ -240,7 +239,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
         self.global_batch_size = global_batch_size
         self.batch_size = global_batch_size // num_replicas
         """Samples in a batch of one rank."""
-        self.shuffle = shuffle
+        self.shuffle = seed is not None
         self.seed = seed
         self.drop_last = drop_last
         self.num_replicas = num_replicas
@@ -270,7 +269,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
             yield order[begin : begin + self.batch_size]
 
     def _order(self, num_samples: int) -> list[int]:
-        if not self.shuffle:
+        if self.seed is None:
             return list(range(num_samples))
         # On the CPU, whatever torch's default device is: the same order on all machines.
         generator = torch.Generator(device="cpu").manual_seed(self.seed + self.epoch)
