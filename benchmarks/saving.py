@@ -68,7 +68,7 @@ def finished() -> bool:
 
 def forge_saves(folder: Path, training: Training) -> dict[str, Save]:
     """Saves of forge, in the background and blocking."""
-    from forge.jobdir.ledger import Ledger
+    from forge.jobdir.ledger_writer import Ledger
     from forge.training.nan.nan_policy import NanPolicy
     from forge.training.saver import SaveCause, Saver
 

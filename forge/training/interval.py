@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 from forge.checkpoint.staging import Snapshot
 from forge.errors import Reason
-from forge.jobdir import jsonl, ledger
+from forge.jobdir import jsonl, ledger_writer
 from forge.jobdir.jsonl import Event
-from forge.jobdir.ledger import Ledger
+from forge.jobdir.ledger_writer import Ledger
 
 LEAST_S, MOST_S = 10.0, 3600.0
 """Bounds of the interval, in seconds."""
@@ -91,7 +91,7 @@ def decide(job_dir: Path, run: str, estimate_s: float) -> Interval:
     """
     waits: Sequence[float] = ()
     trained_s, num_losses, before_s = 0.0, 0, None
-    for _, path in ledger.attempt_files(job_dir):
+    for _, path in ledger_writer.attempt_files(job_dir):
         head = list(jsonl.head(path))
         start = next((one for one in head if one["kind"] == "start"), None)
         if start is None or head[0].get("checkpoints") != run:

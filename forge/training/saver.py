@@ -17,7 +17,7 @@ from forge.checkpoint.store import Store
 from forge.config.schema import CheckpointConfig, OnPendingSave
 from forge.errors import CheckpointError, Exit, is_disk_full, unwritable
 from forge.group.requests import SaveRequest, Watcher
-from forge.jobdir.ledger import Ledger
+from forge.jobdir.ledger_writer import Ledger
 from forge.process import sections
 from forge.process.progress import Phase
 from forge.process.time_limit import RECENT_SAVES, Recent, first_save_s

@@ -9,7 +9,8 @@ import torch
 from forge.config.loading import load
 from forge.config.schema import CheckpointConfig, NanConfig, OnPendingSave
 from forge.errors import ConfigError
-from forge.jobdir.ledger import Ledger, read
+from forge.jobdir.ledger import read
+from forge.jobdir.ledger_writer import Ledger
 from forge.training.nan.nan_policy import NanPolicy
 from forge.training.saver import SaveCause, Saver
 

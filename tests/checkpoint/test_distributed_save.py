@@ -14,7 +14,7 @@ from forge.checkpoint.staging import Snapshot
 from forge.checkpoint.store import Store
 from forge.config.schema import CheckpointConfig, NanConfig
 from forge.errors import CheckpointError, RankFailed
-from forge.jobdir.ledger import Ledger
+from forge.jobdir.ledger_writer import Ledger
 from forge.training.nan.nan_policy import NanPolicy
 from forge.training.saver import SaveCause, Saver
 

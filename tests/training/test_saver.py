@@ -11,7 +11,8 @@ import forge
 from forge.checkpoint import writing
 from forge.config.schema import CheckpointConfig, HangConfig, NanConfig
 from forge.errors import CheckpointError, DirectoryInUse
-from forge.jobdir.ledger import Ledger, read
+from forge.jobdir.ledger import read
+from forge.jobdir.ledger_writer import Ledger
 from forge.process import sections
 from forge.process.progress import HeartbeatPage, Phase
 from forge.shutdown import stopping

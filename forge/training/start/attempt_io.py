@@ -20,9 +20,9 @@ from forge.config.schema import NanAction, Policy
 from forge.errors import ConfigError, ExitCode, Reason
 from forge.filesystem import foreign
 from forge.group.group import Coordinator
-from forge.jobdir import job_dir, ledger, verdict
+from forge.jobdir import job_dir, ledger_writer, verdict
 from forge.jobdir.job_files import forge_dir, step_dirs
-from forge.jobdir.ledger import Ledger
+from forge.jobdir.ledger_writer import Ledger
 from forge.jobdir.verdict import Verdict
 from forge.shutdown import stopping
 from forge.state import run_values
@@ -67,7 +67,7 @@ class AttemptIO:
         self._stop_s = policy.stop_s or policy.signal.warning_s
         self.checkpoint_dir = checkpoint_dir
         check_directory(policy, checkpoint_dir)
-        if ledger.has_finished(job, checkpoint_dir):
+        if ledger_writer.has_finished(job, checkpoint_dir):
             problem = (
                 f"this process has already finished a training in {checkpoint_dir}. This Run would"
                 " resume from its end and train nothing. If a script has several Runs (folds,"

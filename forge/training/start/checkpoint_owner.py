@@ -24,7 +24,7 @@ from forge.filesystem.files import read_plain, write_atomically
 from forge.jobdir import identity, job_dir
 from forge.jobdir.identity import Change, Identity
 from forge.jobdir.job_files import RESUME, step_dirs
-from forge.jobdir.ledger import Ledger
+from forge.jobdir.ledger_writer import Ledger
 from forge.state.initial_hyperparameters import InitialHyperparameters
 
 if TYPE_CHECKING:  # most jobs keep their config
