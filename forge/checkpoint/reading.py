@@ -39,7 +39,7 @@ Offer = Callable[[dict[str, Any]], Offers | None]
 """Takes a state whose tensors have no data; returns pairs of such a tensor and a live one for it.
 
 It returns None if the state must not share memory with live tensors, since it is loaded again. For
-a Run it is `StateRegistry.in_place_targets` (`forge/state/registry.py`).
+a Run it is `in_place_targets` of `forge/state/restoring.py`.
 """
 
 _CPU = torch.device("cpu")

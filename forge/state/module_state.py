@@ -160,3 +160,12 @@ def tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     """The parameters and buffers of this module without its submodules, by name."""
     parameters = module.named_parameters(recurse=False, remove_duplicate=False)
     return {**dict(parameters), **dict(module.named_buffers(recurse=False, remove_duplicate=False))}
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in a tree of mappings, lists and tuples."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for one in value.values() if isinstance(value, Mapping) else value:
+            yield from tensors_in(one)

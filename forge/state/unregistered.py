@@ -22,7 +22,7 @@ from torch.optim.swa_utils import AveragedModel
 from forge import messages
 from forge.checkpoint.format import shards
 from forge.checkpoint.format.tensor_encoding import is_plain
-from forge.state import module_state, optimizer_state
+from forge.state import module_state
 
 _DEPTH = 3
 """Depth of attributes that are searched."""
@@ -170,7 +170,7 @@ def nowhere(objects: Mapping[str, Any], states: Mapping[str, Any]) -> Iterator[s
         _memory(leaf)
         for name, state in states.items()
         if name not in optimizers
-        for leaf in filter(_is_plain, optimizer_state.tensors(state))
+        for leaf in filter(_is_plain, module_state.tensors_in(state))
     }
     for name, optimizer in optimizers.items():
         found = [

@@ -105,11 +105,13 @@ class TrainState(Watcher):
         Raises:
             StateMismatch: If the checkpoint does not fit the objects.
         """
+        from forge.state import restoring  # a fresh start restores nothing
+
         state = found.state
-        self.live.prepare(state["live"])
+        restoring.prepare(self.live, state["live"])
         owned = found.fill()
         self._owner.adapt(state["live"]["states"], found.manifest.job, self._ledger)
-        self.live.load(state["live"], owned)
+        restoring.load(self.live, state["live"], owned)
         self._updater.load_state_dict(state)
         self._metrics.restore(state)
         self._loops.load(LoopState.of(state))

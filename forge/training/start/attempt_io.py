@@ -310,7 +310,9 @@ def _targets(live: StateRegistry) -> Offer:
     """The target of a checkpoint's tensors; refuses a checkpoint that cannot be loaded."""
 
     def targets(state: dict[str, Any]) -> Offers:
+        from forge.state import restoring  # a fresh start restores nothing
+
         run_values.check(state)
-        return live.in_place_targets(state["live"])
+        return restoring.in_place_targets(live, state["live"])
 
     return targets
