@@ -329,7 +329,6 @@ class Boundary:
 
     def _save_as(self, cause: SaveCause) -> None:
         with self._failing():
-            self._directory.metrics.flush()
             self._saver.save(self._loops.step, self._train_state.capture, cause)
 
     def _pin(self, decision: Save | Stop | None) -> None:
@@ -434,7 +433,6 @@ class Boundary:
 
     def _save_now(self) -> None:
         with self._loops.not_between(), preflight.exits():
-            self._directory.metrics.flush()
             self._run_end.save_now()
 
     def checkpoint(self) -> None:

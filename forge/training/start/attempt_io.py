@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from forge import messages
-from forge.checkpoint.format.manifest import Origin
 from forge.checkpoint.store import Store
 from forge.config.rules import directory_problem
 from forge.config.schema import NanAction, Policy
@@ -86,10 +85,7 @@ class AttemptIO:
         self.ledger = Ledger(job, checkpoint_dir)
         foreign.note_claim(job)
         self.metrics = Metrics(self.ledger)
-        self._job_id = ""
-        """The id of `job.json`, once the attempt has begun."""
-        origin, summary = self._origin, self.metrics.summary
-        self.saver = Saver(self.store, policy.checkpoint, self.ledger, nan, origin, summary)
+        self.saver = Saver(self.store, policy.checkpoint, self.ledger, nan, self.metrics)
         verdict.clear(job, checkpoint_dir, began)
         self.command = job_dir.resume_command(job)
         """The command that resumes this job by hand."""
@@ -154,9 +150,6 @@ class AttemptIO:
         self._resize(found)
         return found
 
-    def _origin(self) -> Origin:
-        return Origin(self.ledger.attempt, self._job_id, self.metrics.latest())
-
     def record_start(
         self,
         step: int,
@@ -167,7 +160,6 @@ class AttemptIO:
         is_complete: bool,
     ) -> None:
         """Record and log the start of this attempt."""
-        self._job_id = job_id
         self.ledger.write(
             "start",
             step=step,
@@ -182,7 +174,7 @@ class AttemptIO:
             summary=self.metrics.summary(),
         )
         self.ledger.progress(step)
-        self.saver.count_from(step if resumed_from else None)
+        self.saver.begin(job_id, step if resumed_from else None)
         if resumed_from:
             self.saver.tidy()  # a stop leaves old checkpoints for the next attempt to remove
         self.metrics.on_step(step)
