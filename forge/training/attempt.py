@@ -265,9 +265,8 @@ class Attempt:
         directory, loops = self._directory, self.loops
         self._train_state = TrainState(self._live, self._own, loops, self.updater, owner, directory)
         with preflight.told_to_parent(directory.job, directory.checkpoint_dir), preflight.exits():
-            found = directory.newest(self._live)
+            found = self._train_state.resume()
             if found is not None:
-                self._train_state.load(found)
                 loops.is_complete = found.manifest.is_complete
                 self.resumed_from = found.path.name
             if self._group.rank == 0:  # the other ranks have already read the file this replaces

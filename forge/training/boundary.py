@@ -352,7 +352,7 @@ class Boundary:
     def put_back(self) -> None:
         """Reload the checkpoint, so that code that ran again before the pass takes effect once."""
         with preflight.exits():
-            self._train_state.load(self._directory.begun_with(self._train_state.live))
+            self._train_state.reload()
 
     def end_pass(self, epoch: int, *, is_first: bool, may_stop: bool, is_left: bool) -> None:
         """Run the functions that are due after this pass, and hold the state until `let_go`.
