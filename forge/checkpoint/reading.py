@@ -23,7 +23,8 @@ import torch
 
 from forge.checkpoint.files import Destination, RankFiles
 from forge.checkpoint.format import manifest, shards
-from forge.checkpoint.format.codec import UNKNOWN, Decoder, decode, stride_of
+from forge.checkpoint.format.decoding import Decoder, decode, stride_of
+from forge.checkpoint.format.encoding import UNKNOWN
 from forge.checkpoint.format.manifest import Manifest
 from forge.checkpoint.format.shards import Box, Like, Shard
 from forge.checkpoint.format.tensor_encoding import in_huge_pages, is_here, is_plain

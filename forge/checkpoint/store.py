@@ -23,7 +23,7 @@ import torch
 from forge._version import __version__
 from forge.checkpoint import writing
 from forge.checkpoint.format import manifest, tensorfile
-from forge.checkpoint.format.codec import Encoder, state_text
+from forge.checkpoint.format.encoding import Encoder, state_text
 from forge.checkpoint.format.manifest import FINAL, LATEST, Files, Logged, Manifest, Origin
 from forge.checkpoint.retention import PIN_PREFIX, CheckpointIndex, Retention, add_pin
 from forge.checkpoint.staging import Snapshot, StagingPool

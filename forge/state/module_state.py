@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from forge.checkpoint.format.codec import UNKNOWN
+from forge.checkpoint.format.encoding import UNKNOWN
 from forge.compat import of_torch
 from forge.errors import CheckpointError
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
-from forge.checkpoint.format.codec import Encoder, decode
+from forge.checkpoint.format.encoding import Encoder
 from forge.errors import CheckpointError
 from forge.state import run_values
 from forge.state.run_values import Packed, PuttingBack
@@ -116,6 +116,8 @@ class RunState(MutableMapping[str, Any]):
 
 def copied(state: dict[str, Any], max_bytes: float = math.inf) -> dict[str, Any] | None:
     """A copy of what `RunState.capture` returned; None if it is larger than the limit."""
+    from forge.checkpoint.format.decoding import decode  # for epochs, and after a resume
+
     encoder = Encoder()
     tree = encoder.encode(state)
     size = sum(one.numel() * one.element_size() for one in encoder.tensors.values())

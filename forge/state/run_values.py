@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from forge.checkpoint.format.codec import MAX_DEPTH
+from forge.checkpoint.format.encoding import MAX_DEPTH
 from forge.errors import CheckpointError, StateMismatch
 from forge.state import generators, sharing
 

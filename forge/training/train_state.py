@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from forge import messages
-from forge.checkpoint.format.codec import fingerprint
+from forge.checkpoint.format.encoding import fingerprint
 from forge.group.requests import Watcher
 from forge.process import sections
 from forge.process.progress import Phase

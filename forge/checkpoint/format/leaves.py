@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from forge.checkpoint.format import tensor_encoding
-from forge.checkpoint.format.codec import Encoder
+from forge.checkpoint.format.encoding import Encoder
 from forge.checkpoint.format.tensor_encoding import strided
 
 _FEW = 8

@@ -7,11 +7,9 @@ is imported only if the program has imported it already or a checkpoint has NumP
 from __future__ import annotations
 
 import ctypes
-import math
 import mmap
 import os
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -59,12 +57,6 @@ def is_here(device: torch.device) -> bool:
     return (device.index or 0) < int(module.device_count())
 
 
-def in_order(tensor: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
-    """A copy with these strides."""
-    shape, dtype, device = tensor.shape, tensor.dtype, tensor.device
-    return torch.empty_strided(shape, tuple(stride), dtype=dtype, device=device).copy_(tensor)
-
-
 def describe_sparse(tensor: torch.Tensor) -> tuple[list[Any], dict[str, torch.Tensor]]:
     """A sparse tensor as [size, whether coalesced], and its strided tensors by name."""
     named = dict(zip(("indices", "values"), of_torch.coo_parts(tensor), strict=True))
@@ -86,19 +78,6 @@ def are_same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(*raw)
 
 
-def sparse(described: list[Any], named: dict[str, torch.Tensor]) -> torch.Tensor:
-    """The sparse tensor that `describe_sparse` described; raises if an index is out of range."""
-    size, is_coalesced = described
-    return torch.sparse_coo_tensor(
-        named["indices"],
-        named["values"],
-        size,
-        device=named["values"].device,
-        is_coalesced=is_coalesced,
-        check_invariants=True,
-    )
-
-
 def describe_array(value: Any) -> tuple[str, list[Any], bytes] | None:
     """(tag, description, content) of a scalar or an array; None if it cannot be saved exactly."""
     numpy = sys.modules.get("numpy")
@@ -115,32 +94,6 @@ def describe_array(value: Any) -> tuple[str, list[Any], bytes] | None:
         content = value.tobytes("F" if by_columns else "C")
         return "!ndarray", [dtype.str, list(value.shape), *notes], content
     return None
-
-
-def numpy_scalar(description: list[Any], content: bytes) -> Any:
-    """The scalar that `describe_array` described."""
-    import numpy
-
-    (described,) = description
-    dtype = numpy.dtype(described)
-    if not dtype.itemsize:
-        return dtype.type()  # an empty string
-    return numpy.frombuffer(content, dtype=dtype).copy()[0]
-
-
-def numpy_array(description: list[Any], content: bytes) -> Any:
-    """The array that `describe_array` described."""
-    import numpy
-
-    described, shape, *notes = description
-    dtype = numpy.dtype(described)
-    count = math.prod(shape)
-    if count * dtype.itemsize != len(content):
-        raise ValueError(f"expected {count} values of {dtype}, found {len(content)} bytes")
-    flat = numpy.frombuffer(content, dtype=dtype) if count else numpy.empty(0, dtype=dtype)
-    made = flat.reshape(shape, order="F" if "F" in notes else "C").copy("K")
-    made.flags.writeable = "read-only" not in notes
-    return made
 
 
 PAGE = 4096
