@@ -161,7 +161,8 @@ class Saver(Watcher):
         Raises:
             CheckpointError: If a save in the background has failed for good.
         """
-        self.check()
+        if self._failure is not None:
+            self.check()
         if not self.is_overdue(step):
             return None
         return SaveRequest(step, is_periodic=True, rollbacks=self._nan.rollbacks)
