@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from forge.errors import ConfigError
-from forge.group.group import Coordinator, SingleProcess
+from forge.group.group import Coordinator
 from forge.process import sections, world
 from forge.process.progress import Phase
 
@@ -33,7 +33,7 @@ def enter_group(folder: Callable[[], Path]) -> Coordinator:
     """
     check_met("before forge.Run is entered, on every rank", "This Run")
     if num_ranks() == 1:
-        return SingleProcess()
+        return Coordinator()
     from forge.group.ranks import StoreCoordinator  # one process needs none of its parts
 
     return StoreCoordinator(folder)

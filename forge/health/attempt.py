@@ -23,7 +23,7 @@ from pathlib import Path
 from forge import messages
 from forge.config.schema import CheckAction, HealthConfig
 from forge.errors import ConfigError
-from forge.group.group import Coordinator, SingleProcess
+from forge.group.group import Coordinator
 from forge.group.requests import Watcher
 from forge.health import storage
 from forge.health.check import Answer, Check, Context, Finding, Scope, make
@@ -220,7 +220,7 @@ def here(
         ranks: All ranks of the job; None: there is only this one.
         state_bytes: The least size of a checkpoint of this rank's objects.
     """
-    ranks = ranks or SingleProcess()
+    ranks = ranks or Coordinator()
     try:
         own = world.of(os.environ)
     except ConfigError:  # torch.distributed was initialised by other means
