@@ -11,7 +11,6 @@ from forge.checkpoint.format.encoding import fingerprint
 from forge.group.requests import Watcher
 from forge.process import sections
 from forge.process.progress import Phase
-from forge.state import run_values
 from forge.state.registry import StateRegistry
 from forge.state.run_state import RunState, copied
 from forge.training.loop.loop_progress import LoopProgress
@@ -155,9 +154,9 @@ class TrainState(Watcher):
 
     def _offer(self, state: dict[str, Any]) -> Offers:
         """The targets of a checkpoint's tensors; refuses a checkpoint that cannot be loaded."""
-        from forge.state import restoring  # a fresh start restores nothing
+        from forge.state import putting_back, restoring  # a fresh start restores nothing
 
-        run_values.check(state)
+        putting_back.check(state)
         return restoring.in_place_targets(self.live, state["live"])
 
     def _log_skipped(self) -> None:
