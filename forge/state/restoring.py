@@ -6,19 +6,30 @@ the state are then read into live ones, and `load` restores the rest.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from forge.checkpoint.format import shards
+from forge.checkpoint.format.encoding import UNKNOWN
 from forge.checkpoint.format.shards import Like
+from forge.compat import of_torch
 from forge.errors import StateMismatch
 from forge.group.collectives import num_ranks
-from forge.state import adapters, module_state, optimizer_state, structure, unregistered
+from forge.state import (
+    adapters,
+    module_state,
+    optimizer_state,
+    sharing,
+    structure,
+    unregistered,
+)
 from forge.state.adapters import Stateful
+from forge.state.module_state import describe, mismatch
 from forge.state.optimizer_state import TensorCopies
 from forge.state.registry import DROPOUTS, StateRegistry
+from forge.state.structure import Structure
 
 _SHOWN = 8
 """Number of differences that one error lists."""
@@ -39,10 +50,10 @@ def in_place_targets(
     """
     check(registry, saved)
     found: list[tuple[Any, torch.Tensor | Like]] = list(shardings(registry, saved))
-    found += unregistered.in_place_targets(registry.objects, saved["unregistered"])
+    found += stray_targets(registry.objects, saved["unregistered"])
     for name, one in registry.objects.items():
         if isinstance(one, torch.nn.Module):
-            found += module_state.in_place_targets(one, saved["states"][name])
+            found += _module_targets(one, saved["states"][name])
         elif isinstance(one, torch.optim.Optimizer):
             found += optimizer_state.in_place_targets(one, saved["states"][name])
     return found
@@ -53,7 +64,7 @@ def shardings(registry: StateRegistry, saved: dict[str, Any]) -> Iterator[tuple[
     named = dict(registry.named_parameters())
     if not any(map(shards.is_sharded, named.values())):
         return
-    strays = unregistered.in_place_targets(registry.objects, saved.get("unregistered", {}))
+    strays = stray_targets(registry.objects, saved.get("unregistered", {}))
     yield from ((leaf, Like(live)) for leaf, live in strays if shards.is_sharded(live))
     for name, leaf in saved.get("grads", {}).items():
         if shards.is_sharded(named.get(name)):
@@ -103,7 +114,7 @@ def load(
     copies = TensorCopies(owned, _known(registry, saved))
     for name in registry.objects:
         put(registry, name, saved["states"][name], copies)
-    unregistered.load(registry.objects, saved["unregistered"])
+    load_strays(registry.objects, saved["unregistered"])
     _load_gradients(registry, saved, copies)
     _load_modes(registry, saved)
     refuse(_late_differences(registry, saved))
@@ -133,7 +144,7 @@ def _known(registry: StateRegistry, saved: dict[str, Any]) -> dict[int, torch.Te
         id(leaf): live
         for name, one in registry.objects.items()
         if isinstance(one, torch.nn.Module)
-        for leaf, live in module_state.in_place_targets(one, saved["states"][name])
+        for leaf, live in _module_targets(one, saved["states"][name])
     }
 
 
@@ -171,9 +182,9 @@ def _differences(registry: StateRegistry, saved: dict[str, Any]) -> Iterator[str
         else:
             yield from _object_differences(registry, name, registry.objects[name], saved)
     if "unregistered" in saved and registry.objects.keys() == saved["states"].keys():
-        yield from unregistered.differences(registry.objects, saved["unregistered"])
+        yield from stray_differences(registry.objects, saved["unregistered"])
     if "tied" in saved and registry.objects.keys() == saved["states"].keys():
-        yield from structure.tied_differences(registry.as_built(), saved)
+        yield from _tied_differences(registry.as_built(), saved)
 
 
 def _object_differences(
@@ -184,7 +195,7 @@ def _object_differences(
     kind = adapters.of_main(saved["kinds"].get(name, adapters.class_name(one)))
     if isinstance(one, torch.nn.Module):
         own = module_state.own_ways(one)
-        yield from module_state.differences(name, one.state_dict(), state, own)
+        yield from _leaf_differences(name, one.state_dict(), state, own)
     elif kind != adapters.class_name(one):
         yield (
             f"{name}: the checkpoint has the state of a {kind}, but forge.Run was given a"
@@ -198,7 +209,7 @@ def _object_differences(
         ):
             is_in_order = False
             yield (
-                f"{module_state.mismatch(f'{name}.{place}', found, was)}."
+                f"{mismatch(f'{name}.{place}', found, was)}."
                 " Parameters must have the same order at every start: if they are collected in"
                 " a Python set, sort them"
             )
@@ -210,7 +221,107 @@ def _late_differences(registry: StateRegistry, saved: dict[str, Any]) -> Iterato
     """Differences of modules that load in their own way, which are compared after loading."""
     for name, one in registry.objects.items():
         if isinstance(one, torch.nn.Module) and module_state.own_ways(one):
-            yield from module_state.differences(name, one.state_dict(), saved["states"][name])
+            yield from _leaf_differences(name, one.state_dict(), saved["states"][name])
+
+
+# -- modules ------------------------------------------------------------------------------------
+
+
+def _leaf_differences(
+    name: str, live: Mapping[str, Any], saved: Mapping[str, Any], own: tuple[str, ...] = ()
+) -> Iterator[str]:
+    """A sentence for each leaf that is missing, unexpected or of another kind.
+
+    Args:
+        own: Prefixes of keys that are not compared.
+    """
+    for key in [*live, *(k for k in saved if k not in live)]:
+        leaf = f"{name}.{key}"
+        if own and str(key).startswith(own):
+            continue
+        if key not in saved:
+            yield mismatch(leaf, "nothing", describe(live[key]))
+        elif key not in live:
+            yield mismatch(leaf, describe(saved[key]), "nothing")
+        elif key.rpartition(".")[2] != of_torch.EXTRA_STATE and _differ(live[key], saved[key]):
+            yield mismatch(leaf, describe(saved[key]), describe(live[key]))
+
+
+def _differ(live: Any, saved: Any) -> bool:
+    """Whether two leaves differ in type, dtype or shape."""
+    return saved is not UNKNOWN and describe(live) != describe(saved)
+
+
+def _module_targets(
+    module: torch.nn.Module, saved: Mapping[str, Any]
+) -> Iterator[tuple[Any, torch.Tensor]]:
+    """Saved leaves, and the live tensors that torch copies them into."""
+    own = module_state.own_ways(module)
+    modules = list(module.named_modules(prefix="", remove_duplicate=False))
+    theirs = {
+        id(tensor)
+        for path, one in modules
+        if own and f"{path}.".startswith(own)
+        for tensor in module_state.tensors(one).values()
+    }
+    plain = of_torch.loader_of(torch.nn.Module)
+    for path, one in modules:
+        if of_torch.loader_of(type(one)) is plain:
+            for name, live in module_state.tensors(one).items():
+                key = f"{path}.{name}" if path else name
+                if key in saved and id(live) not in theirs:
+                    yield saved[key], live.detach()
+
+
+# -- parameters of no module, and tied ones -----------------------------------------------------
+
+
+def stray_differences(
+    objects: Mapping[str, Any], saved: unregistered.Values, *, is_whole: bool = True
+) -> Iterator[str]:
+    """A sentence for each stray parameter that does not fit.
+
+    Args:
+        is_whole: Whether all parameters without a registered module must be among them.
+    """
+    of_modules = unregistered.in_modules(objects)
+    for name, optimizer in unregistered.optimizers(objects):
+        values = saved.get(name, {})
+        live = {
+            path: parameter.detach()
+            for path, parameter in unregistered.with_paths(optimizer)
+            if path in values or (is_whole and id(parameter) not in of_modules)
+        }
+        yield from _leaf_differences(name, live, values)
+
+
+def stray_targets(
+    objects: Mapping[str, Any], saved: unregistered.Values
+) -> Iterator[tuple[Any, torch.Tensor]]:
+    """Saved values, and the parameters that they are loaded into."""
+    for name, optimizer in unregistered.optimizers(objects):
+        values = saved.get(name, {})
+        for path, parameter in unregistered.with_paths(optimizer):
+            if path in values:
+                yield values[path], parameter.detach()
+
+
+def load_strays(objects: Mapping[str, Any], saved: unregistered.Values) -> None:
+    """Restore the values."""
+    for value, parameter in stray_targets(objects, saved):
+        parameter.copy_(value)
+
+
+def _tied_differences(built: Structure, saved: Mapping[str, Any]) -> Iterator[str]:
+    """A sentence for each two names that share memory only in a captured state, or only here."""
+    states = saved["states"].items()
+    known = {f"{name}.{key}" for name, one in states if isinstance(one, Mapping) for key in one}
+    known |= {f"{name}.{key}" for name, one in saved["unregistered"].items() for key in one}
+    known.update(*saved["tied"])
+    known = {one for one in known & built.names if not (built.own and one.startswith(built.own))}
+    for a, b, was_tied in sharing.differences(built.tied, saved["tied"], known):
+        live, old = structure.tied_in_words(was_tied=was_tied)
+        yield mismatch(f"{a} and {b}", old, live)
 
 
 def refuse(differences: Iterable[str]) -> None:

@@ -134,7 +134,7 @@ def check(first: Structure, now: Structure) -> None:
     for a, b, was_tied in sharing.differences(first.tied, now.tied, now.names):
         if not (first.own and a.startswith(first.own)):
             remedy = "" if was_tied else "; a .clone() keeps them apart"
-            problems.append(_changed(f"{a} and {b}", *_tied(was_tied=was_tied)) + remedy)
+            problems.append(_changed(f"{a} and {b}", *tied_in_words(was_tied=was_tied)) + remedy)
     refuse(problems)
 
 
@@ -207,19 +207,7 @@ def order_differences(
             yield f"param_groups[{i}][{j}]", was or _NO_MODULE, is_now or _NO_MODULE
 
 
-def tied_differences(built: Structure, saved: Mapping[str, Any]) -> Iterator[str]:
-    """A sentence for each two names that share memory only in a captured state, or only here."""
-    states = saved["states"].items()
-    known = {f"{name}.{key}" for name, one in states if isinstance(one, Mapping) for key in one}
-    known |= {f"{name}.{key}" for name, one in saved["unregistered"].items() for key in one}
-    known.update(*saved["tied"])
-    known = {one for one in known & built.names if not (built.own and one.startswith(built.own))}
-    for a, b, was_tied in sharing.differences(built.tied, saved["tied"], known):
-        live, old = _tied(was_tied=was_tied)
-        yield module_state.mismatch(f"{a} and {b}", old, live)
-
-
-def _tied(*, was_tied: bool) -> tuple[str, str]:
+def tied_in_words(*, was_tied: bool) -> tuple[str, str]:
     """Whether two names share one tensor, at first and now, in words."""
     one, two = "one tensor under both names (tied)", "two tensors"
     return (one, two) if was_tied else (two, one)

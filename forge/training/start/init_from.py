@@ -183,12 +183,12 @@ def _put(found: _Found, live: StateRegistry) -> None:
     """Compare everything, then load it."""
     part = StateRegistry({name: live.objects[name] for name in found.states})
     restoring.check(part, {"states": found.states, "kinds": found.kinds})
-    restoring.refuse(unregistered.differences(live.objects, found.unregistered, is_whole=False))
+    restoring.refuse(restoring.stray_differences(live.objects, found.unregistered, is_whole=False))
     given = {"states": found.states, "unregistered": found.unregistered}
     likes = {id(leaf): like.tensor for leaf, like in restoring.shardings(part, given)}
     for name, state in found.states.items():
         restoring.put(part, name, _sharded(state, likes), TensorCopies())
-    unregistered.load(live.objects, _sharded(found.unregistered, likes))
+    restoring.load_strays(live.objects, _sharded(found.unregistered, likes))
 
 
 def _sharded(value: Any, likes: Mapping[int, torch.Tensor]) -> Any:
