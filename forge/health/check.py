@@ -110,6 +110,11 @@ class Answer:
     """The thread of a check that timed out."""
 
     @property
+    def is_good(self) -> bool:
+        """Whether the check has neither failed nor crashed."""
+        return not self.error and (self.finding is None or not self.finding.is_failed)
+
+    @property
     def is_pending(self) -> bool:
         """Whether the check still runs, and therefore cannot be started again."""
         return self.left is not None and self.left.is_alive()
