@@ -39,11 +39,6 @@ def enter_group(folder: Callable[[], Path]) -> Coordinator:
     return StoreCoordinator(folder)
 
 
-def any_rank(*, flag: bool, device: torch.device | None = None) -> bool:
-    """Whether `flag` is set on any rank; all ranks get the same answer."""
-    return bool(largest_of_ranks([flag], device)[0])
-
-
 def largest_of_ranks(values: list[int], device: torch.device | None = None) -> list[int]:
     """The elementwise maximum over all ranks; a collective if there are several ranks."""
     if num_ranks() == 1:

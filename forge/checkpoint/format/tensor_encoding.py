@@ -7,7 +7,6 @@ is imported only if the program has imported it already or a checkpoint has NumP
 from __future__ import annotations
 
 import ctypes
-import mmap
 import os
 import sys
 from typing import Any
@@ -70,14 +69,6 @@ def strided(tensor: torch.Tensor) -> list[torch.Tensor]:
     return list(describe_sparse(tensor.detach())[1].values())
 
 
-def are_same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two strided tensors of the same shape, dtype and device are bitwise equal."""
-    if not a.numel():
-        return True
-    raw = [one.contiguous().reshape(-1).view(torch.uint8) for one in (a, b)]
-    return torch.equal(*raw)
-
-
 def describe_array(value: Any) -> tuple[str, list[Any], bytes] | None:
     """(tag, description, content) of a scalar or an array; None if it cannot be saved exactly."""
     numpy = sys.modules.get("numpy")
@@ -101,21 +92,6 @@ PAGE = 4096
 
 HUGE = 2 << 20
 """Bytes of a huge page."""
-
-
-def in_huge_pages(tensor: torch.Tensor) -> torch.Tensor:
-    """Request huge pages for a tensor that was never written to; returns the tensor.
-
-    Without them, the first write to each small page takes longer than reading the file into it.
-    A tensor over a mapping of our own would not work: its storage cannot be resized.
-    """
-    advice = getattr(mmap, "MADV_HUGEPAGE", None)
-    begin = -(-tensor.data_ptr() // PAGE) * PAGE
-    end = (tensor.data_ptr() + tensor.nbytes) // PAGE * PAGE
-    if advice is not None and tensor.device.type == "cpu" and end - begin >= HUGE:
-        # This fails if the kernel has no huge pages, which only makes loading slower.
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), advice)
-    return tensor
 
 
 def num_threads() -> int:
