@@ -1,4 +1,4 @@
-"""What a resume does if the loader has changed since the checkpoint was saved.
+"""Resuming with a loader that has changed since the checkpoint was saved.
 
 Inside an epoch a change is refused, unless another number of ranks, or another batch size, can
 continue after the same sample. Between two epochs it is logged.
