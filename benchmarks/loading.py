@@ -33,6 +33,7 @@ from forge.checkpoint.format import manifest
 from forge.checkpoint.format.manifest import TENSORS
 from forge.checkpoint.store import Store
 from forge.config.schema import CheckpointConfig
+from forge.state import restoring
 from forge.state.registry import StateRegistry
 
 try:
@@ -186,9 +187,9 @@ def _with_safetensors(path: Path, state: dict[str, Any]) -> tuple[Path, Load]:
 
 def _with_forge(store: Store, objects: Objects) -> None:
     live = StateRegistry({"model": objects[0], "optimizer": objects[1]})
-    found = store.newest(offer=lambda state: live.in_place_targets(state["live"]))
+    found = store.newest(offer=lambda state: restoring.in_place_targets(live, state["live"]))
     assert found is not None
-    live.load(found.state["live"], found.fill())
+    restoring.load(live, found.state["live"], found.fill())
 
 
 def warm(path: Path) -> None:

@@ -68,7 +68,8 @@ def finished() -> bool:
 
 def forge_saves(folder: Path, training: Training) -> dict[str, Save]:
     """Saves of forge, in the background and blocking."""
-    from forge.jobdir.ledger import Ledger
+    from forge.jobdir.ledger_writer import Ledger
+    from forge.training.metrics import Metrics
     from forge.training.nan.nan_policy import NanPolicy
     from forge.training.saver import SaveCause, Saver
 
@@ -76,7 +77,8 @@ def forge_saves(folder: Path, training: Training) -> dict[str, Save]:
     for name, is_async in (("forge, beside", True), ("forge, waiting", False)):
         directory = folder / ("beside" if is_async else "waiting")
         config = CheckpointConfig(keep_last=1, async_save=is_async)
-        saver = Saver(Store(directory, config), config, Ledger(directory), NanPolicy(NanConfig()))
+        store, ledger = Store(directory, config), Ledger(directory)
+        saver = Saver(store, config, ledger, NanPolicy(NanConfig()), Metrics(ledger))
 
         def save(step: int, saver: Saver = saver) -> Callable[[], bool]:
             saver.save(step, training.state, SaveCause.requested)

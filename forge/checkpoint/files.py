@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from forge.checkpoint.format.codec import MAX_STATE_BYTES
+from forge.checkpoint.format.encoding import MAX_STATE_BYTES
 from forge.checkpoint.format.manifest import CHUNK, Manifest, crc32, files_of, num_chunks
 from forge.checkpoint.format.shards import Box, Shard
 from forge.checkpoint.format.tensor_encoding import bytes_of, copy_bytes, flat, num_threads

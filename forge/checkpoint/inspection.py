@@ -16,7 +16,7 @@ from forge.checkpoint.reading import Checkpoint
 from forge.config.schema import Verify
 from forge.errors import CheckpointError, DamagedCheckpoint
 from forge.group import collectives
-from forge.jobdir import job_dir
+from forge.jobdir import config_file
 from forge.jobdir.job_files import forge_dir, step_dirs, step_of
 
 _TRIES = 5
@@ -139,7 +139,7 @@ def _newest(directory: Path, read: Callable[[Path], Checkpoint]) -> Checkpoint:
 
 def _checkpoint_dir(where: Path) -> Path:
     """The checkpoint directory: `where` itself, or that of the job in `where`."""
-    configured = job_dir.checkpoint_dir(where)
+    configured = config_file.checkpoint_dir(where)
     below = _directories(where)
     own = [configured] if configured else []
     for candidates in ([where], own, _directories(configured) if configured else [], below):

@@ -14,6 +14,8 @@ would change with it.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import mmap
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,10 +25,11 @@ import torch
 
 from forge.checkpoint.files import Destination, RankFiles
 from forge.checkpoint.format import manifest, shards
-from forge.checkpoint.format.codec import UNKNOWN, Decoder, decode, stride_of
+from forge.checkpoint.format.decoding import Decoder, decode, stride_of
+from forge.checkpoint.format.encoding import UNKNOWN
 from forge.checkpoint.format.manifest import Manifest
 from forge.checkpoint.format.shards import Box, Like, Shard
-from forge.checkpoint.format.tensor_encoding import in_huge_pages, is_here, is_plain
+from forge.checkpoint.format.tensor_encoding import HUGE, PAGE, is_here, is_plain
 from forge.checkpoint.retention import reading_lock
 from forge.config.schema import Verify
 from forge.errors import CheckpointError, DamagedCheckpoint, StateMismatch
@@ -39,7 +42,7 @@ Offer = Callable[[dict[str, Any]], Offers | None]
 """Takes a state whose tensors have no data; returns pairs of such a tensor and a live one for it.
 
 It returns None if the state must not share memory with live tensors, since it is loaded again. For
-a Run it is `StateRegistry.in_place_targets` (`forge/state/registry.py`).
+a Run it is `in_place_targets` of `forge/state/restoring.py`.
 """
 
 _CPU = torch.device("cpu")
@@ -209,7 +212,22 @@ def _new_memory(saved: SavedTensor, *, keeps_index: bool) -> torch.Tensor:
         memory = torch.empty(saved.box.shape, dtype=saved.leaf.dtype, device=device)
     except RuntimeError as error:  # too little memory, or a damaged header asks for too much
         raise DamagedCheckpoint(f"there is not enough memory to read it: {error}") from error
-    return in_huge_pages(memory)
+    return _in_huge_pages(memory)
+
+
+def _in_huge_pages(tensor: torch.Tensor) -> torch.Tensor:
+    """Request huge pages for a tensor that was never written to; returns the tensor.
+
+    Without them, the first write to each small page takes longer than reading the file into it.
+    A tensor over a mapping of our own would not work: its storage cannot be resized.
+    """
+    advice = getattr(mmap, "MADV_HUGEPAGE", None)
+    begin = -(-tensor.data_ptr() // PAGE) * PAGE
+    end = (tensor.data_ptr() + tensor.nbytes) // PAGE * PAGE
+    if advice is not None and tensor.device.type == "cpu" and end - begin >= HUGE:
+        # This fails if the kernel has no huge pages, which only makes loading slower.
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), advice)
+    return tensor
 
 
 @dataclass(eq=False)

@@ -28,7 +28,7 @@ from forge import messages
 from forge.checkpoint.format import manifest
 from forge.checkpoint.format.manifest import Manifest
 from forge.config.schema import BestConfig, BestMode, CheckpointConfig
-from forge.errors import CheckpointError, DamagedCheckpoint, NewerFormat
+from forge.errors import DamagedCheckpoint, NewerFormat
 from forge.filesystem import durable
 from forge.filesystem.files import open_file
 from forge.filesystem.locks import is_in_place, release_lock, take_lock
@@ -228,47 +228,6 @@ def add_pin(path: Path) -> None:
     with contextlib.suppress(FileExistsError):  # any file of that name is a pin, also a link
         os.close(open_file(pin_file(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL))
     durable.sync_directory(path.parent)
-
-
-def pin(path: Path) -> Path:
-    """Pin the checkpoint in `path`, which can be a link like `latest`; return its directory.
-
-    Raises:
-        CheckpointError: If there is no checkpoint.
-    """
-    given, path = path, path.resolve()
-    if step_of(path) is None:
-        raise CheckpointError(
-            f"{given}: expected the directory of a checkpoint (step_<N>), found {path.name}"
-        )
-    try:
-        manifest.read(path)
-    except DamagedCheckpoint as error:
-        raise CheckpointError(f"{given} is not a checkpoint: {error}") from error
-    add_pin(path)
-    # Retention checks for the pin after its rename: now the checkpoint is gone, or safe.
-    if not path.is_dir():
-        with contextlib.suppress(FileNotFoundError):
-            pin_file(path).unlink()
-        raise CheckpointError(
-            f"{path} cannot be pinned: the running job removed the checkpoint just now"
-        )
-    return path
-
-
-def unpin(path: Path) -> Path:
-    """Remove the pin of the checkpoint in `path`; return its directory.
-
-    Raises:
-        CheckpointError: If there is no pin.
-    """
-    path = path.resolve()
-    try:
-        pin_file(path).unlink()
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} is not pinned: there is no {pin_file(path).name}") from None
-    durable.sync_directory(path.parent)
-    return path
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ import torch
 from forge._version import __version__
 from forge.checkpoint import writing
 from forge.checkpoint.format import manifest, tensorfile
-from forge.checkpoint.format.codec import Encoder, state_text
+from forge.checkpoint.format.encoding import Encoder, state_text
 from forge.checkpoint.format.manifest import FINAL, LATEST, Files, Logged, Manifest, Origin
 from forge.checkpoint.retention import PIN_PREFIX, CheckpointIndex, Retention, add_pin
 from forge.checkpoint.staging import Snapshot, StagingPool
@@ -31,13 +31,13 @@ from forge.checkpoint.workspace import Workspace
 from forge.config.schema import CheckpointConfig
 from forge.errors import CheckpointError
 from forge.filesystem import durable
-from forge.group.group import Coordinator, Exchange, SingleProcess
+from forge.group.group import Coordinator, Exchange
 from forge.jobdir.job_files import step_dirs, step_of
 
 if TYPE_CHECKING:
     from forge.checkpoint.reading import Checkpoint, Offer
 
-_ALONE = SingleProcess()
+_ALONE = Coordinator()
 _UNKNOWN = Origin()
 _START = "the start of a save"
 """The first exchange of a save: a rank that has nothing to save raises here."""

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from forge.checkpoint.format import manifest
-from forge.checkpoint.format.codec import state_text
+from forge.checkpoint.format.encoding import state_text
 from forge.checkpoint.format.manifest import CHUNK, Files, crc32, files_of, num_chunks
 from forge.checkpoint.format.tensor_encoding import PAGE
 from forge.checkpoint.staging import Reader, Snapshot, StagedFile

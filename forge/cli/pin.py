@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from forge import messages
-from forge.errors import CheckpointError, ExitCode
+from forge.errors import CheckpointError, DamagedCheckpoint, ExitCode
+from forge.filesystem import durable
+from forge.jobdir.job_files import step_of
 
 _PIN = """\
 Keep checkpoints permanently: forge does not delete a pinned checkpoint, whatever
@@ -21,16 +24,12 @@ similar keys say."""
 
 def pin(arguments: list[str]) -> int:
     """The command `forge pin`."""
-    from forge.checkpoint import retention
-
-    return _each(_paths("pin", _PIN, arguments), retention.pin, "pinned")
+    return _each(_paths("pin", _PIN, arguments), add, "pinned")
 
 
 def unpin(arguments: list[str]) -> int:
     """The command `forge unpin`."""
-    from forge.checkpoint import retention
-
-    return _each(_paths("unpin", _UNPIN, arguments), retention.unpin, "no longer pinned")
+    return _each(_paths("unpin", _UNPIN, arguments), remove, "no longer pinned")
 
 
 def _paths(name: str, description: str, arguments: list[str]) -> list[Path]:
@@ -56,3 +55,50 @@ def _each(paths: list[Path], change: Callable[[Path], Path], done: str) -> int:
         else:
             sys.stdout.write(f"{done}: {messages.escape(str(checkpoint))}\n")
     return code
+
+
+def add(path: Path) -> Path:
+    """Pin the checkpoint in `path`, which can be a link like `latest`; return its directory.
+
+    Raises:
+        CheckpointError: If there is no checkpoint.
+    """
+    from forge.checkpoint import retention
+    from forge.checkpoint.format import manifest
+
+    given, path = path, path.resolve()
+    if step_of(path) is None:
+        raise CheckpointError(
+            f"{given}: expected the directory of a checkpoint (step_<N>), found {path.name}"
+        )
+    try:
+        manifest.read(path)
+    except DamagedCheckpoint as error:
+        raise CheckpointError(f"{given} is not a checkpoint: {error}") from error
+    retention.add_pin(path)
+    # Retention checks for the pin after its rename: now the checkpoint is gone, or safe.
+    if not path.is_dir():
+        with contextlib.suppress(FileNotFoundError):
+            retention.pin_file(path).unlink()
+        raise CheckpointError(
+            f"{path} cannot be pinned: the running job removed the checkpoint just now"
+        )
+    return path
+
+
+def remove(path: Path) -> Path:
+    """Remove the pin of the checkpoint in `path`; return its directory.
+
+    Raises:
+        CheckpointError: If there is no pin.
+    """
+    from forge.checkpoint import retention
+
+    path = path.resolve()
+    pin_file = retention.pin_file(path)
+    try:
+        pin_file.unlink()
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is not pinned: there is no {pin_file.name}") from None
+    durable.sync_directory(path.parent)
+    return path

@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from forge import messages
-from forge.checkpoint.format.codec import fingerprint
+from forge.checkpoint.format.encoding import fingerprint
 from forge.data import seeding
 from forge.errors import CheckpointError, ConfigError
 from forge.state import rng

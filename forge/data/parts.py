@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import BatchSampler, Subset, SubsetRandomSampler, WeightedRandomSampler
 
-from forge.checkpoint.format.codec import fingerprint
+from forge.checkpoint.format.encoding import fingerprint
 from forge.compat import of_torch
 from forge.data import loaders, seeding
 from forge.data.sharing import GlobalBatchSampler

@@ -7,8 +7,8 @@ and skips the same number of batches:
     state_dict on the loader   restores itself (StatefulDataLoader, your own iterables)
     any other                  is iterated again, without its first batches: see `skipping`
 
-Another number of ranks means another number of batches: see `sharing`. A loader that changed in
-another way is refused inside an epoch, and logged between two epochs: see `properties`.
+Another number of ranks means another number of batches. A loader that changed in another way is
+refused inside an epoch, and logged between two epochs: see `changed_loaders`.
 """
 
 from __future__ import annotations
@@ -251,7 +251,9 @@ class Position:
         """
         if not self._takes_kind_of(state):
             return
-        self._sharing().check_between_epochs(self._sharing(state), state)
+        from forge.data import changed_loaders  # a fresh start has none
+
+        changed_loaders.check_between_epochs(self._sharing(), self._sharing(state), state)
         with rng.unchanged():
             if "loader" in state:
                 self._loader.load_state_dict(copy.deepcopy(state["loader"]))
@@ -286,15 +288,18 @@ class Position:
             ConfigError: Names what has changed of the loader inside an epoch.
             StateMismatch: If the loader cannot go there.
         """
+        from forge.data import changed_loaders
+
         now, before = self._sharing(), self._sharing(state)
-        now.check_between_epochs(before, state)
+        changed_loaders.check_between_epochs(now, before, state)
         taken, parts, is_inside = state["taken"], state["parts"], state["start"] is not None
         knows_order = not (now.unknown or before.unknown)
         is_moved = is_inside and (knows_order or now.num_ranks != before.num_ranks)
         if is_moved:
-            taken = now.moved(taken, before)
+            taken = changed_loaders.moved(now, taken, before)
         if not self._takes_kind_of(state) and is_inside and not is_moved:  # the state does not fit
-            self._properties_now().batches_to_skip(taken, _properties_in(state))
+            saved = _properties_in(state)
+            changed_loaders.batches_to_skip(self._properties_now(), taken, saved)
         self._iterator = None
         if getattr(self._loader, "persistent_workers", False):
             of_torch.forget_iterator(self._loader)  # else it would continue its current epoch
@@ -308,15 +313,15 @@ class Position:
             return
         self._restore_start()
         if now.num_ranks != before.num_ranks:  # the loaded state is that of rank 0
-            sharing.draw_apart(self._loader, self._rank)
+            changed_loaders.draw_apart(self._loader, self._rank)
             self._start = {"rng": rng.capture(), "parts": self._parts_state()}
             parts = {"counters": parts.get("counters", {})}
         self._announce_epoch()
         self._properties = self._properties_now()
         if not is_moved:
-            taken = self._properties.batches_to_skip(taken, _properties_in(state))
+            taken = changed_loaders.batches_to_skip(self._properties, taken, _properties_in(state))
         if now.num_ranks == before.num_ranks:
-            self._properties.name_workers(_properties_in(state))
+            changed_loaders.name_workers(self._properties, _properties_in(state))
         self._length = loaders.num_batches(self._loader) if is_moved else state["length"]
         self._is_resumed = self._proof.kind is Kind.stateful
         if self._is_resumed:
@@ -331,7 +336,9 @@ class Position:
 
     def name_changes(self, state: dict[str, Any]) -> None:
         """Log what has changed since a state was saved between two epochs."""
-        self._properties_now().name_changes(_properties_in(state))
+        from forge.data import changed_loaders
+
+        changed_loaders.name_changes(self._properties_now(), _properties_in(state))
 
     def _properties_now(self) -> Properties:
         return properties.of(self._loader)

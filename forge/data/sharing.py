@@ -1,18 +1,18 @@
-"""How the ranks of a job share an epoch, and the position for another number of ranks.
+"""How the ranks of a job share an epoch.
 
 `GlobalBatchSampler` makes batches in an order that does not depend on the number of ranks.
 
 The order of a `DistributedSampler` or `GlobalBatchSampler` follows from (seed, epoch), and after k
 batches the ranks together have had its first k * global_batch_size samples, whatever their number.
-Another number of ranks, or another batch size, continues after that many samples. If these include
-padding, the epoch is over, because all padding is in its last batch.
+Another number of ranks, or another batch size, continues after that many samples
+(`changed_loaders.py`). If these include padding, the epoch is over, because all padding is in its
+last batch.
 
 For other loaders the order is unknown. Between two epochs it does not matter.
 """
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from collections.abc import Iterator, Sized
 from dataclasses import dataclass
@@ -21,20 +21,10 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, Sampler
 
-from forge import messages
 from forge.compat import of_torch
 from forge.data import loaders
-from forge.errors import ConfigError, StateMismatch
+from forge.errors import ConfigError
 from forge.group import collectives
-from forge.state import rng
-
-_ORDER = {
-    "sampler": "the sampler",
-    "length": "the length of its dataset",
-    "shuffle": "the sampler's shuffle",
-    "seed": "the sampler's seed",
-}
-"""The values on which an order depends, in addition to the epoch."""
 
 
 @dataclass(frozen=True)
@@ -47,63 +37,9 @@ class Sharing:
     global_batch_size: int
     """Samples in a batch of all ranks together; 0: unknown."""
     order: dict[str, Any]
+    """The values on which the order depends, in addition to the epoch."""
     unknown: str
     """Why the order is unknown; empty: it is known."""
-
-    def moved(self, taken: int, before: Sharing) -> int:
-        """Number of batches to skip for `taken` batches that were shared as in `before`.
-
-        Raises:
-            StateMismatch: If samples would be used twice, or never.
-        """
-        is_unknown = bool(self.unknown and before.unknown)
-        if self == before or (is_unknown and self.num_ranks == before.num_ranks):
-            return taken
-        if taken == before.num_batches and self.num_batches is not None:
-            return self.num_batches
-        if self.unknown or before.unknown:
-            raise StateMismatch(self._refusal(before))
-        for name, words in _ORDER.items():
-            if before.order[name] != self.order[name]:
-                raise StateMismatch(
-                    f"data: {words} was {before.order[name]!r} when the checkpoint was saved inside"
-                    f" an epoch, but is {self.order[name]!r} now. The rest of the epoch would have"
-                    " other samples. Restore the old value, or start in a new directory"
-                )
-        num_samples = taken * before.global_batch_size
-        if num_samples % self.global_batch_size:
-            raise StateMismatch(
-                f"data: the checkpoint was saved after {num_samples} samples of an epoch (global"
-                f" batch size {before.global_batch_size}), which is not a multiple of the present"
-                f" global batch size, {self.global_batch_size}. Choose the number of"
-                f" ranks and the batch size of a rank so that their product divides {num_samples}"
-            )
-        return num_samples // self.global_batch_size
-
-    def check_between_epochs(self, before: Sharing, state: dict[str, Any]) -> None:
-        """Check that state kept by one rank is not loaded into the others.
-
-        Raises:
-            StateMismatch: If a loader of unknown order has kept state.
-        """
-        has_kept = "loader" in state or state["parts"].keys() - {"counters"}
-        if self.num_ranks != before.num_ranks and self.unknown and has_kept:
-            raise StateMismatch(self._refusal(before))
-
-    def _refusal(self, before: Sharing) -> str:
-        expected, found = (one.unknown or one.order["sampler"] for one in (before, self))
-        return (
-            f"data: the checkpoint was saved by {_ranks(before.num_ranks)} ({expected}), but this"
-            f" job has {_ranks(self.num_ranks)} ({found}). forge can divide the remaining samples"
-            " among the ranks again only for a DataLoader whose sampler is a"
-            " torch.utils.data.DistributedSampler, or whose batch_sampler is a"
-            " forge.data.GlobalBatchSampler. Start the job with the number of ranks and the loader"
-            " of the checkpoint, or in a new directory with one of these samplers"
-        )
-
-
-def _ranks(count: int) -> str:
-    return f"{count} rank{'s' if count > 1 else ''}"
 
 
 def of(loader: Any, num_ranks: int) -> Sharing:
@@ -118,7 +54,7 @@ def of(loader: Any, num_ranks: int) -> Sharing:
         "sampler": kind.__name__,
         "length": len(sampler.dataset),
         "shuffle": bool(sampler.shuffle),
-        "seed": int(sampler.seed),
+        "seed": int(sampler.seed or 0),
     }
     return Sharing(num_ranks, num_batches, batch_size * sampler.num_replicas, order, "")
 
@@ -159,29 +95,6 @@ def _is(one: Any, kind: type[Any]) -> bool:
     return is_plain and not loaders.has_state(one)
 
 
-def draw_apart(loader: Any, rank: int) -> None:
-    """Give a rank that loaded the random state of rank 0 a different one, the same each time.
-
-    Otherwise the workers of all ranks would draw the same numbers.
-    """
-    if getattr(loader, "num_workers", 0) and not loaders.is_seeded(loader):
-        messages.warn(
-            "The number of ranks has changed inside an epoch: random draws in the loader's workers"
-            " differ from those of an uninterrupted run. With forge.data.seeded(dataset, seed) they"
-            " depend only on (seed, epoch, index), with any number of ranks"
-        )
-    if rank == 0:
-        return
-    for one in (*loaders.generators(loader).values(), torch.default_generator):
-        drawn = int(torch.randint(2**62, (), generator=one, device=one.device))
-        digest = hashlib.blake2b(f"{drawn},{rank}".encode(), digest_size=8).digest()
-        seed = int.from_bytes(digest, "little")
-        if one is torch.default_generator:
-            rng.seed_cpu(seed)
-        else:
-            one.manual_seed(seed)
-
-
 class GlobalBatchSampler(Sampler[list[int]]):
     """A batch sampler in which each rank gets an equal part of every global batch.
 
@@ -196,8 +109,8 @@ class GlobalBatchSampler(Sampler[list[int]]):
     Args:
         dataset: Any object with a length; it is not read.
         global_batch_size: Samples per step, over all ranks.
-        shuffle: Whether to shuffle the samples in each epoch.
-        seed: Seed of the permutations; the same on every rank.
+        seed: Seed of the order, which differs in each epoch; the same on every rank. None: the
+            order of the dataset.
         drop_last: Whether to drop an incomplete batch.
         num_replicas: Number of ranks; None: from torch.distributed, else 1.
         rank: Number of this rank; None: from torch.distributed.
@@ -211,8 +124,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
         dataset: Sized,
         global_batch_size: int,
         *,
-        shuffle: bool = True,
-        seed: int = 0,
+        seed: int | None = 0,
         drop_last: bool = False,
         num_replicas: int | None = None,
         rank: int | None = None,
@@ -240,7 +152,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
         self.global_batch_size = global_batch_size
         self.batch_size = global_batch_size // num_replicas
         """Samples in a batch of one rank."""
-        self.shuffle = shuffle
+        self.shuffle = seed is not None
         self.seed = seed
         self.drop_last = drop_last
         self.num_replicas = num_replicas
@@ -270,7 +182,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
             yield order[begin : begin + self.batch_size]
 
     def _order(self, num_samples: int) -> list[int]:
-        if not self.shuffle:
+        if self.seed is None:
             return list(range(num_samples))
         # On the CPU, whatever torch's default device is: the same order on all machines.
         generator = torch.Generator(device="cpu").manual_seed(self.seed + self.epoch)

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from forge.errors import ConfigError
-from forge.group.group import Coordinator, SingleProcess
+from forge.group.group import Coordinator
 from forge.process import sections, world
 from forge.process.progress import Phase
 
@@ -33,15 +33,10 @@ def enter_group(folder: Callable[[], Path]) -> Coordinator:
     """
     check_met("before forge.Run is entered, on every rank", "This Run")
     if num_ranks() == 1:
-        return SingleProcess()
+        return Coordinator()
     from forge.group.ranks import StoreCoordinator  # one process needs none of its parts
 
     return StoreCoordinator(folder)
-
-
-def any_rank(*, flag: bool, device: torch.device | None = None) -> bool:
-    """Whether `flag` is set on any rank; all ranks get the same answer."""
-    return bool(largest_of_ranks([flag], device)[0])
 
 
 def largest_of_ranks(values: list[int], device: torch.device | None = None) -> list[int]:

@@ -34,7 +34,7 @@ import torch.distributed as dist
 from forge import messages
 from forge.errors import RankLost
 from forge.group import distributed, requests, store
-from forge.group.group import MARGIN, START_S
+from forge.group.group import MARGIN, START_S, Coordinator
 from forge.group.introduction import Introduction
 from forge.group.liveness import LivenessMonitor
 from forge.group.requests import Consensus, Request, SaveRequest, StopRequest
@@ -68,7 +68,7 @@ _STORE_S = 10**9
 """Timeout of a thread that waits in the store: in effect no limit."""
 
 
-class StoreCoordinator:
+class StoreCoordinator(Coordinator):
     """The ranks of an initialised `torch.distributed`, until `close`.
 
     All ranks have to create it at the same time.
@@ -79,6 +79,7 @@ class StoreCoordinator:
     """
 
     def __init__(self, folder: Callable[[], Path] | None = None) -> None:
+        super().__init__()
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._changed = threading.Condition()
         self._lost = ""
@@ -103,7 +104,6 @@ class StoreCoordinator:
         """Pending request of this rank -> the boundary that waits for its agreement."""
         self._rounds: collections.deque[tuple[int, Request]] = collections.deque()
         """(boundary from which it counts, request) for agreed requests; boundaries never fall."""
-        self._agreed = Consensus()
         self._seen: set[str] = set()
         self._clock: SaveRequest | None = None
         """The periodic save that was proposed, until it counts."""
@@ -171,10 +171,6 @@ class StoreCoordinator:
     def _is_free(self, boundary: int) -> bool:
         """Whether no agreement in progress and no request of this rank blocks the boundary."""
         return boundary < min((self._limit, *self._own.values()))
-
-    def adopt(self, fact: Request) -> None:
-        """See `Coordinator.adopt`."""
-        self._agreed = self._agreed.including(fact)
 
     def hold(self, boundary: int) -> None:
         """See `Coordinator.hold`."""

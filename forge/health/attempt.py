@@ -19,16 +19,19 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from forge import messages
 from forge.config.schema import CheckAction, HealthConfig
 from forge.errors import ConfigError
-from forge.group.group import Coordinator, SingleProcess
+from forge.group.group import Coordinator
 from forge.group.requests import Watcher
 from forge.health import storage
 from forge.health.check import Answer, Check, Context, Finding, Scope, make
-from forge.health.verdicts import Refusal, Verdicts
 from forge.process import world
+
+if TYPE_CHECKING:
+    from forge.health.verdicts import Refusal, Verdicts
 
 _LEAVE_S = 2.0
 """Seconds that `close` waits for the thread: it does not wait for a check that hangs."""
@@ -87,7 +90,9 @@ class Health(Watcher):
         self._config = config
         self._context = context
         self._is_stopping = is_stopping
-        self._verdicts = Verdicts(context.job, context.ranks.rank, note)
+        self._note = note
+        self._verdicts: Verdicts | None = None
+        """Applies the policy to findings; None before the first that is not good."""
         self._answers: dict[str, Answer] = {}
         """The last answer of each check; a check that timed out can still be running."""
         self._thread: threading.Thread | None = None
@@ -134,6 +139,13 @@ class Health(Watcher):
         self._answers[check.name] = answer
         if self._context.stopped.is_set():
             return None  # the end of the attempt can have caused it
+        if self._verdicts is None and answer.is_good:
+            return None
+        if self._verdicts is None:
+            from forge.health.verdicts import Verdicts  # a healthy node needs none of it
+
+            rank = self._context.ranks.rank
+            self._verdicts = Verdicts(self._context.job, rank, self._note)
         return self._verdicts.judge(check, action, answer)
 
     # -- during training -------------------------------------------------------------------------
@@ -220,7 +232,7 @@ def here(
         ranks: All ranks of the job; None: there is only this one.
         state_bytes: The least size of a checkpoint of this rank's objects.
     """
-    ranks = ranks or SingleProcess()
+    ranks = ranks or Coordinator()
     try:
         own = world.of(os.environ)
     except ConfigError:  # torch.distributed was initialised by other means

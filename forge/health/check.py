@@ -16,7 +16,7 @@ from pathlib import Path
 
 from forge.config.schema import CheckAction
 from forge.errors import DiskFull, RankLost
-from forge.group.group import Coordinator, SingleProcess
+from forge.group.group import Coordinator
 
 TIMEOUT_S = 60.0
 """Timeout of a built-in check. Source: Slurm kills its own HealthCheckProgram after 60 s."""
@@ -63,7 +63,7 @@ class Context:
     """The job's directory; its `.forge` exists."""
     devices: tuple[int, ...] = ()
     """The CUDA devices of this task, by CUDA's numbers."""
-    ranks: Coordinator = field(default_factory=SingleProcess)
+    ranks: Coordinator = field(default_factory=Coordinator)
     """All ranks; a check can call its `gather`."""
     is_first_of_node: bool = True
     """Whether this rank is the first of its node."""
@@ -108,6 +108,11 @@ class Answer:
     """The error of a check that crashed, which does not count as a failure."""
     left: threading.Thread | None = None
     """The thread of a check that timed out."""
+
+    @property
+    def is_good(self) -> bool:
+        """Whether the check has neither failed nor crashed."""
+        return not self.error and (self.finding is None or not self.finding.is_failed)
 
     @property
     def is_pending(self) -> bool:

@@ -14,6 +14,7 @@ from forge.config.schema import CheckAction
 from forge.errors import Exit, ExitCode, Reason
 from forge.group.requests import FailureReport, StopRequest
 from forge.health.check import Answer, Check, Scope
+from forge.jobdir import node_fault
 
 
 @dataclass(frozen=True)
@@ -90,8 +91,6 @@ class Verdicts:
         # excluded as faulty.
         is_own = finding.culprits is None or self._rank in finding.culprits
         node = self.node if is_own else ""
-        from forge.jobdir import node_fault  # a healthy node needs none of it
-
         node_fault.write(self._job, node_fault.NodeFault(node, name, text, action.name))
         if is_mine:
             self._note_down(name, text, action=action.name)

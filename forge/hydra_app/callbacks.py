@@ -25,9 +25,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from forge import messages
 from forge.compat import of_omegaconf
-from forge.errors import ConfigError, ExitCode, ForgeError
+from forge.errors import ExitCode, ForgeError
 from forge.hydra_app import frozen, hints
-from forge.hydra_app.job_policy import policy_of
+from forge.hydra_app.job_policy import check_init, policy_of
 from forge.jobdir import identity, job_dir, plan, spawned, verdict
 from forge.jobdir.job_files import REHEARSAL, forge_dir
 from forge.shutdown import stopping
@@ -110,9 +110,7 @@ class JobConfig(Callback):
         spawned.hand_on(None)  # the current value belongs to the process that started this one
         if policy is None or not policy.enabled:
             return
-        problem = job_dir.init_problem(policy.checkpoint, directory, Path(config.hydra.runtime.cwd))
-        if problem:
-            raise ConfigError([problem])
+        check_init(policy.checkpoint, directory, Path(config.hydra.runtime.cwd))
         written = self._written
         if written is None:
             written = plan.read_earlier(directory).written or identity.as_written(config)

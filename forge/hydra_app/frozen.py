@@ -22,7 +22,7 @@ from forge import messages
 from forge.compat import of_omegaconf
 from forge.config import removed
 from forge.errors import Contradiction
-from forge.jobdir import config_file, identity, job_dir
+from forge.jobdir import config_changes, config_file, identity, job_dir
 from forge.jobdir.job_files import forge_dir, suffix
 
 _OUTPUT_DIR = "${hydra:runtime.output_dir}"
@@ -222,7 +222,7 @@ def restore(cfg: DictConfig, directory: Path) -> None:
 
 def _differing(cfg: DictConfig, directory: Path) -> str:
     before, now = identity.stored(directory), identity.as_written(cfg)
-    return identity.listed(identity.changes(before, now)) if before is not None else ""
+    return config_changes.listed(config_changes.changes(before, now)) if before is not None else ""
 
 
 def keep_policy(cfg: DictConfig, directory: Path) -> None:

@@ -14,13 +14,14 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from forge.errors import DamagedConfig
+from forge.errors import DamagedConfig, ForgeError
 from forge.filesystem.files import (
     make_trusted_directory,
     read_plain,
     read_trusted,
     write_atomically,
 )
+from forge.jobdir.job_files import forge_dir
 
 _HEAD = "# Written by forge, not to be edited. sha256 of all that follows: "
 
@@ -108,3 +109,19 @@ def read(path: Path, *, is_executed: bool = True) -> Any:
 
 def _sum(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
+
+
+def checkpoint_dir(job_dir: Path) -> Path | None:
+    """The checkpoint directory of the job in `job_dir`; None if its config does not name one."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        tree = read(forge_dir(job_dir) / "config.yaml", is_executed=False)
+        section = tree["resilience"]["checkpoint"]
+        # Resolve this by hand, since Hydra does not run here.
+        section["dir"] = section["dir"].replace("${hydra:runtime.output_dir}", str(job_dir))
+        found = OmegaConf.select(OmegaConf.create(tree), "resilience.checkpoint.dir")
+        return Path(job_dir, found)
+    except (OSError, ForgeError, LookupError, AttributeError, TypeError, OmegaConfBaseException):
+        return None

@@ -18,8 +18,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from forge.config.schema import CheckpointConfig
-from forge.errors import ConfigError, ExitCode, ForgeError
+from forge.errors import ConfigError, ExitCode
 from forge.filesystem.files import make_directory, write_atomically
 from forge.jobdir import START_DIR, spawned
 from forge.jobdir.job_files import REHEARSAL, RESUME, TOKEN, forge_dir, read_json, write_json
@@ -78,47 +77,12 @@ def current(checkpoint_dir: str, name: str | None = None) -> tuple[Path, Path]:
     return job, job / checkpoint_dir / (name or "")
 
 
-def checkpoint_dir(job_dir: Path) -> Path | None:
-    """The checkpoint directory of the job in `job_dir`; None if its config does not name one."""
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    from forge.jobdir import config_file
-
-    try:
-        tree = config_file.read(forge_dir(job_dir) / "config.yaml", is_executed=False)
-        section = tree["resilience"]["checkpoint"]
-        # Resolve this by hand, since Hydra does not run here.
-        section["dir"] = section["dir"].replace("${hydra:runtime.output_dir}", str(job_dir))
-        found = OmegaConf.select(OmegaConf.create(tree), "resilience.checkpoint.dir")
-        return Path(job_dir, found)
-    except (OSError, ForgeError, LookupError, AttributeError, TypeError, OmegaConfBaseException):
-        return None
-
-
 def started_in() -> Path:
     """The directory in which the command was started; its relative paths refer to it."""
     hydra, job_of_parent = hydra_config(), spawned.inherited()
     if hydra is None and job_of_parent is not None:
         return job_of_parent.started_in
     return Path(hydra.runtime.cwd) if hydra is not None else Path.cwd()
-
-
-def init_problem(checkpoint: CheckpointConfig, job: Path, started_in: Path) -> str | None:
-    """Why the job in this directory cannot start from `checkpoint.init_from`, or None.
-
-    A job that has checkpoints resumes from them, even if that file no longer exists.
-    """
-    if checkpoint.init_from is None:
-        return None
-    source, own = started_in / checkpoint.init_from, job / checkpoint.dir
-    if source.exists() or any(own.glob("step_*")) or any(own.glob("*/step_*")):  # of a named Run
-        return None
-    return (
-        f"`resilience.checkpoint.init_from={checkpoint.init_from}`: {source} does not exist. A"
-        f" relative path is relative to the directory in which the command is started. Correct the"
-        " path, or set it to null."
-    )
 
 
 # -- the command that resumes ------------------------------------------------------------------

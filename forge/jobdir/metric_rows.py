@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from forge.filesystem.files import open_file
-from forge.jobdir import jsonl, ledger
+from forge.jobdir import jsonl, ledger_writer
 
 
 class MetricRow(NamedTuple):
@@ -47,7 +47,7 @@ class RowReader:
 
     def __init__(self, source: MetricSource) -> None:
         self._source = source
-        self._path = dict(ledger.attempt_files(source.job)).get(source.attempt or 0)
+        self._path = dict(ledger_writer.attempt_files(source.job)).get(source.attempt or 0)
         self._offset = 0
         self.rows: dict[int, MetricRow] = {}
         """The rows that were read, in the order of their steps, until the reader's user takes them
@@ -70,7 +70,7 @@ class RowReader:
 
     def _earlier(self, first: int) -> Iterator[Path]:
         """The ledgers of earlier attempts that can have such rows, the newest first."""
-        for _, path in reversed(ledger.attempt_files(self._source.job)):
+        for _, path in reversed(ledger_writer.attempt_files(self._source.job)):
             if self._path is not None and path >= self._path:
                 continue
             events = list(jsonl.head(path))

@@ -18,9 +18,9 @@ from forge.compat import of_omegaconf
 from forge.errors import ConfigError, FrozenConfigError
 from forge.filesystem.foreign import is_ours
 from forge.hydra_app import frozen, hints
-from forge.hydra_app.job_policy import policy_of
+from forge.hydra_app.job_policy import check_init, policy_of
 from forge.jobdir import code as job_code
-from forge.jobdir import flat_config, job_dir
+from forge.jobdir import flat_config
 from forge.jobdir.job_files import STATE, forge_dir
 from forge.jobdir.plan import read_earlier
 from forge.launch import exec, payload, planning
@@ -122,9 +122,7 @@ def _check_source(job: ComposedJob) -> None:
     """Raise ConfigError if the checkpoint that the policy starts from cannot be used."""
     if job.policy is not None and job.is_active:
         where = Path(job.config.hydra.runtime.cwd)
-        problem = job_dir.init_problem(job.policy.checkpoint, job.directory, where)
-        if problem:
-            raise ConfigError([problem])
+        check_init(job.policy.checkpoint, job.directory, where)
 
 
 def _shared_checkpoints(

@@ -8,7 +8,7 @@ import torch
 
 from forge import messages
 from forge.config.schema import NanAction
-from forge.group.collectives import any_rank
+from forge.group.collectives import largest_of_ranks
 from forge.health.devices import check_gpu_health, check_nccl_health
 from forge.training.nan.nan_policy import BadSteps, NaNState
 from forge.training.nan.norms import mean, non_finite, total_norm
@@ -56,7 +56,7 @@ class NaNDetector(BadSteps):
         value, device = float(mean(loss).item()), None
         if isinstance(loss, torch.Tensor):
             device = loss.device
-        is_bad = any_rank(flag=not math.isfinite(value), device=device)
+        is_bad = any(largest_of_ranks([not math.isfinite(value)], device))
         self.record(is_bad=is_bad, step=step)
         if not is_bad:
             self.state.last_good_loss = value
@@ -80,7 +80,8 @@ class NaNDetector(BadSteps):
         culprits = []
         if named and not math.isfinite(float(total_norm([g for _, g in named]).item())):
             culprits = non_finite(named)
-        is_bad = any_rank(flag=bool(culprits), device=named[0][1].device if named else None)
+        device = named[0][1].device if named else None
+        is_bad = any(largest_of_ranks([bool(culprits)], device))
         if is_bad:
             self.record(is_bad=True, step=step, is_same_step=step == self._step)
             where = ", ".join(culprits[:3]) or "on another rank"

@@ -28,19 +28,12 @@ from types import FrameType
 from typing import Any
 
 from forge import messages
+from forge.config.schema import SignalConfig
 from forge.errors import ExitCode
 from forge.filesystem.files import make_directory, open_file
 from forge.process import processes
 
 __all__ = ["ShutdownHandler"]
-
-DEFAULT_ACTIONS: Mapping[str, str] = {
-    "TERM": "stop",
-    "INT": "stop",
-    "HUP": "stop",
-    "USR1": "requeue",
-    "USR2": "requeue",
-}
 
 _TIME = struct.Struct("<d")
 
@@ -68,7 +61,8 @@ class ShutdownHandler:
     Args:
         timeout_sec: Seconds from the first stopping signal until the process is ended with
             code 70 by `os._exit`, its children with it; 0 never forces.
-        actions: Signal (`TERM`, `SIGUSR1`, …) -> stop | requeue | save | ignore.
+        actions: Signal (`TERM`, `SIGUSR1`, …) -> stop | requeue | save | ignore; by default those
+            of the policy.
         stacks_dir: Where the forced exit writes the stacks; the working directory by default.
         before_force: Called before a forced exit; has to limit its own time.
     """
@@ -114,9 +108,11 @@ class ShutdownHandler:
             stacks_dir: As in the constructor.
         """
         self.timeout_sec = timeout_sec
+        if not actions:
+            actions = {name: one.value for name, one in SignalConfig().actions.items()}
         self.actions = {
             signal.Signals["SIG" + name.upper().removeprefix("SIG")]: action
-            for name, action in (actions or DEFAULT_ACTIONS).items()
+            for name, action in actions.items()
         }
         self.stacks_dir = Path(stacks_dir) if stacks_dir is not None else Path.cwd()
         if self._originals:

@@ -23,7 +23,7 @@ from typing import Any, Protocol, TypeVar
 from forge import messages
 from forge.config.schema import Policy
 from forge.errors import Exit, ExitCode, Reason
-from forge.jobdir import ledger, verdict
+from forge.jobdir import ledger_writer, verdict
 from forge.jobdir.job_files import TOKEN
 from forge.process import processes
 from forge.process.processes import block_signals as block_signals
@@ -234,7 +234,7 @@ def _stop_trainers(job: Path, received: signal.Signals) -> bool:
     Returns:
         Whether there are any.
     """
-    pids = sorted(ledger.trainers(job).intersection(processes.descendants()))
+    pids = sorted(ledger_writer.trainers(job).intersection(processes.descendants()))
     # A terminal sends SIGINT to all processes: a second one would mean "exit immediately".
     number = signal.SIGTERM if received is signal.SIGINT else received
     for pid in pids:

@@ -50,8 +50,10 @@ class _GeneratorState:
         return described
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        saved = generators.made(state_dict)
-        if generators.put_back(self.generator, saved) is not self.generator:
+        from forge.state import putting_back  # a fresh start restores nothing
+
+        saved = putting_back.generator(state_dict)
+        if putting_back.put_generator_back(self.generator, saved) is not self.generator:
             raise ValueError(f"the saved state is of {saved!r}, but this is {self.generator!r}")
 
 
@@ -79,7 +81,9 @@ def check(one: Any, state: Any) -> None:
         StateMismatch: If it cannot be loaded on this machine.
     """
     if isinstance(one, _GeneratorState):
-        generators.check(state)
+        from forge.state import putting_back
+
+        putting_back.check_generator(state)
 
 
 def stateful(one: Any) -> Any:

@@ -17,14 +17,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from forge.compat import of_torch
 from forge.errors import ConfigError
-from forge.jobdir.identity import Change, changes
-from forge.state.initial_hyperparameters import (
-    InitialHyperparameters,
-    key_of,
-    leaves,
-    named,
-    values,
-)
+from forge.jobdir.config_changes import Change, changes
+from forge.state.initial_hyperparameters import InitialHyperparameters, key_of, leaves, values
 
 _SET_BACK = "Set it back, or start in a new directory."
 _CYCLED = ("momentum", "betas")
@@ -43,7 +37,19 @@ class ChangedHyperparameters:
         self._objects = built.objects
         self._fresh = built.fresh
         self._recorded = recorded
-        self._since = built.since(recorded)
+        both = [name for name in built.record if name in recorded]
+        found = {name: changes(recorded[name], built.record[name]) for name in both}
+        self._since = {name: changed for name, changed in found.items() if changed}
+        """The differences, by object."""
+
+    def kept(self) -> list[Change]:
+        """Hyperparameters that loading restores although the script builds other values now."""
+        return [
+            one
+            for name, changed in self._since.items()
+            if name in self._fresh
+            for one in named(name, changed)
+        ]
 
     def check(self) -> None:
         """Raise ConfigError if `adapt` cannot apply a change; names the changes."""
@@ -170,6 +176,12 @@ class ChangedHyperparameters:
             for key in first:
                 if key in ("lr", *cycled) or values([group[key]]) != values([first[key]]):
                     saved[key] = copy.deepcopy(group[key])
+
+
+def named(name: str, changed: list[Change]) -> list[Change]:
+    """Changes with the object's name, without counters and caches."""
+    shown = [one for one in changed if not any(p.startswith("_") for p in one.key.split("."))]
+    return [Change(f"{name}.{one.key}", one.before, one.now) for one in shown or changed]
 
 
 def _steps_alone(schedule: Any) -> bool:

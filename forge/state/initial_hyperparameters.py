@@ -14,8 +14,6 @@ import numpy as np
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from forge.jobdir.identity import Change, changes
-
 _Path = tuple[Any, ...]
 _SCALARS = (bool, int, float, str, type(None))
 _MOST = 100
@@ -42,17 +40,6 @@ class InitialHyperparameters:
         kinds = (torch.optim.Optimizer, LRScheduler, torch.amp.GradScaler)
         return isinstance(self.objects[name], kinds)
 
-    def since(self, recorded: dict[str, Any]) -> dict[str, list[Change]]:
-        """The differences from the recorded values, by object."""
-        both = [name for name in self.record if name in recorded]
-        found = {name: changes(recorded[name], self.record[name]) for name in both}
-        return {name: changed for name, changed in found.items() if changed}
-
-    def kept(self, recorded: dict[str, Any]) -> list[Change]:
-        """Hyperparameters that loading restores although the script builds other values now."""
-        since = self.since(recorded)
-        return [one for n in since if n in self.fresh for one in named(n, since[n])]
-
 
 def _hyperparameters(one: Any) -> Any:
     if isinstance(one, LRScheduler):
@@ -71,12 +58,6 @@ def _without_data(tree: Any) -> Any:
     if isinstance(tree, dict):
         return {key: _without_data(one) for key, one in tree.items()}
     return list(map(_without_data, tree)) if isinstance(tree, list | tuple) else tree
-
-
-def named(name: str, changed: list[Change]) -> list[Change]:
-    """Changes with the object's name, without counters and caches."""
-    shown = [one for one in changed if not any(p.startswith("_") for p in one.key.split("."))]
-    return [Change(f"{name}.{one.key}", one.before, one.now) for one in shown or changed]
 
 
 def values(tree: Any) -> dict[str, Any]:

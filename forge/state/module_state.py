@@ -1,4 +1,4 @@
-"""A module's state: its differences from a saved one, and the tensors that loading copies to.
+"""A module's state: what of it can be saved, and which keys the module loads in its own way.
 
 Torch loads most modules by copying each saved tensor into the tensor of the same name. A load hook,
 or a module's own loading method, can do anything instead, for all submodules: resize, rename,
@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from forge.checkpoint.format.codec import UNKNOWN
 from forge.compat import of_torch
 from forge.errors import CheckpointError
 
@@ -97,34 +96,9 @@ def check_reduced(path: str, module: torch.nn.Module) -> None:
         )
 
 
-def differences(
-    name: str, live: Mapping[str, Any], saved: Mapping[str, Any], own: tuple[str, ...] = ()
-) -> Iterator[str]:
-    """A sentence for each leaf that is missing, unexpected or of another kind.
-
-    Args:
-        own: Prefixes of keys that are not compared.
-    """
-    for key in [*live, *(k for k in saved if k not in live)]:
-        leaf = f"{name}.{key}"
-        if own and str(key).startswith(own):
-            continue
-        if key not in saved:
-            yield mismatch(leaf, "nothing", describe(live[key]))
-        elif key not in live:
-            yield mismatch(leaf, describe(saved[key]), "nothing")
-        elif key.rpartition(".")[2] != of_torch.EXTRA_STATE and differ(live[key], saved[key]):
-            yield mismatch(leaf, describe(saved[key]), describe(live[key]))
-
-
 def mismatch(leaf: str, saved: str, live: str) -> str:
     """A sentence for a saved value that does not fit the object."""
     return f"{leaf}: {saved} in the checkpoint, {live} in the object"
-
-
-def differ(live: Any, saved: Any) -> bool:
-    """Whether two leaves differ in type, dtype or shape."""
-    return saved is not UNKNOWN and describe(live) != describe(saved)
 
 
 def describe(value: Any) -> str:
@@ -135,28 +109,16 @@ def describe(value: Any) -> str:
     return f"a {type(value).__name__}"
 
 
-def in_place_targets(
-    module: torch.nn.Module, saved: Mapping[str, Any]
-) -> Iterator[tuple[Any, torch.Tensor]]:
-    """Saved leaves, and the live tensors that torch copies them into."""
-    own = own_ways(module)
-    modules = list(module.named_modules(prefix="", remove_duplicate=False))
-    theirs = {
-        id(tensor)
-        for path, one in modules
-        if own and f"{path}.".startswith(own)
-        for tensor in tensors(one).values()
-    }
-    plain = of_torch.loader_of(torch.nn.Module)
-    for path, one in modules:
-        if of_torch.loader_of(type(one)) is plain:
-            for name, live in tensors(one).items():
-                key = f"{path}.{name}" if path else name
-                if key in saved and id(live) not in theirs:
-                    yield saved[key], live.detach()
-
-
 def tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     """The parameters and buffers of this module without its submodules, by name."""
     parameters = module.named_parameters(recurse=False, remove_duplicate=False)
     return {**dict(parameters), **dict(module.named_buffers(recurse=False, remove_duplicate=False))}
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in a tree of mappings, lists and tuples."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for one in value.values() if isinstance(value, Mapping) else value:
+            yield from tensors_in(one)

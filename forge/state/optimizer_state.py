@@ -16,7 +16,7 @@ import torch
 
 from forge.checkpoint.format import shards
 from forge.checkpoint.format.shards import Like
-from forge.state.module_state import loads_as, mismatch
+from forge.state.module_state import loads_as, mismatch, tensors_in
 
 
 class TensorCopies:
@@ -168,18 +168,9 @@ def shardings(
     """Saved leaves that must be sharded like their parameters."""
     for parameter, number in _numbered(optimizer, saved) if is_usual(saved) else ():
         if shards.is_sharded(parameter):
-            for leaf in tensors(saved["state"].get(number)):
+            for leaf in tensors_in(saved["state"].get(number)):
                 if leaf.shape == parameter.shape and leaf.dim():
                     yield leaf, Like(parameter)
-
-
-def tensors(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in a tree of mappings, lists and tuples."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping | list | tuple):
-        for one in value.values() if isinstance(value, Mapping) else value:
-            yield from tensors(one)
 
 
 def pairs(saved: Any, live: Any) -> Iterator[tuple[Any, torch.Tensor]]:

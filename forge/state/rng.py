@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 import sys
 from collections.abc import Iterator
@@ -13,14 +12,14 @@ import torch
 
 from forge.errors import CheckpointError
 
-_DEVICES = ("cuda", "xpu", "mps")
+DEVICES = ("cuda", "xpu", "mps")
 """Device types with their own generators."""
 
 
 def capture() -> dict[str, Any]:
     """The state of all generators."""
     state = capture_cpu()
-    for kind in _DEVICES:
+    for kind in DEVICES:
         module = getattr(torch, kind, None)
         # An unused device has drawn nothing; MPS does not tell whether it was used.
         if module is None or not getattr(module, "is_initialized", lambda: True)():
@@ -79,26 +78,6 @@ def seed_cpu(seed: int) -> None:
         numpy.random.seed(seed & 0xFFFFFFFF)
 
 
-def derived(state: dict[str, Any], number: int) -> dict[str, Any]:
-    """Derive another random state, always the same for the same state and number.
-
-    Args:
-        state: A captured state.
-        number: A rank without its own saved state.
-    """
-    words = bytes(state["torch"].cpu().tolist()) + number.to_bytes(8, "little")
-    seed = int.from_bytes(hashlib.blake2b(words, digest_size=8).digest(), "little")
-    with unchanged():
-        seed_cpu(seed)
-        made = {**state, **capture_cpu()}
-    for kind in _DEVICES:
-        if kind in state and getattr(torch, kind).is_available():
-            devices = [torch.device(kind, index) for index in range(len(state[kind]))]
-            generators = [torch.Generator(device=device).manual_seed(seed) for device in devices]
-            made[kind] = [one.get_state() for one in generators]
-    return made
-
-
 def restore(state: dict[str, Any]) -> None:
     """Restore all generators to a captured state."""
     version, internal, gauss = state["python"]
@@ -106,7 +85,7 @@ def restore(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"].cpu())
     if "numpy" in state:
         _restore_numpy(state["numpy"])
-    for kind in _DEVICES:
+    for kind in DEVICES:
         module = getattr(torch, kind, None)
         if kind in state and module is not None:
             for device, one in enumerate(state[kind][: module.device_count()]):

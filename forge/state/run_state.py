@@ -7,10 +7,10 @@ import math
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
-from forge.checkpoint.format.codec import Encoder, decode
+from forge.checkpoint.format.encoding import Encoder
 from forge.errors import CheckpointError
 from forge.state import run_values
-from forge.state.run_values import Packed, PuttingBack
+from forge.state.run_values import Packed
 
 
 class RunState(MutableMapping[str, Any]):
@@ -102,20 +102,28 @@ class RunState(MutableMapping[str, Any]):
         Raises:
             StateMismatch: If a generator cannot be rebuilt here.
         """
-        self._values = PuttingBack().put(self._values, run_values.unpacked(saved))
+        from forge.state import putting_back  # a fresh start restores nothing
+
+        put = putting_back.PuttingBack().put
+        self._values = put(self._values, putting_back.unpacked(saved))
         if self._restored is not None:
             self._restored = dict(self._values)
 
     def begin_loop(self) -> None:
         """Restore again, because assignments since were initial values of a first attempt."""
-        put = PuttingBack().put
-        for name, value in (self._restored or {}).items():
-            self._values[name] = put(self._values.get(name), value)
-        self._restored = None
+        restored, self._restored = self._restored, None
+        if restored:
+            from forge.state import putting_back
+
+            put = putting_back.PuttingBack().put
+            for name, value in restored.items():
+                self._values[name] = put(self._values.get(name), value)
 
 
 def copied(state: dict[str, Any], max_bytes: float = math.inf) -> dict[str, Any] | None:
     """A copy of what `RunState.capture` returned; None if it is larger than the limit."""
+    from forge.checkpoint.format.decoding import decode  # for epochs, and after a resume
+
     encoder = Encoder()
     tree = encoder.encode(state)
     size = sum(one.numel() * one.element_size() for one in encoder.tensors.values())

@@ -1,8 +1,9 @@
-"""Converts the values of `run.state` to the form in a checkpoint and back, each object once.
+"""Converts the values of `run.state` to the form in a checkpoint, each object once.
 
 In the saved tree, None replaces random number generators and objects that occur a second time;
-both are listed separately. Values that would no longer be shared after a resume are refused: views
-that share memory, and memory of objects given to forge.Run. The error names both places.
+both are listed separately. `putting_back.py` rebuilds them. Values that would no longer be shared
+after a resume are refused: views that share memory, and memory of objects given to forge.Run. The
+error names both places.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from typing import Any
 
 import torch
 
-from forge.checkpoint.format.codec import MAX_DEPTH
-from forge.errors import CheckpointError, StateMismatch
+from forge.checkpoint.format.encoding import MAX_DEPTH
+from forge.errors import CheckpointError
 from forge.state import generators, sharing
 
 _CONTAINERS = (dict, list, set, bytearray, collections.OrderedDict, collections.Counter)
@@ -24,14 +25,15 @@ _CONTAINERS = (dict, list, set, bytearray, collections.OrderedDict, collections.
 Path = list[Any]
 
 
-def _is_array(value: Any) -> bool:
+def is_array(value: Any) -> bool:
+    """Whether it is a numpy array."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(value, numpy.ndarray)
 
 
 def _counts(value: Any) -> bool:
     """Whether it matters if two names refer to one object or to two equal ones."""
-    is_data = isinstance(value, torch.Tensor) or _is_array(value)
+    is_data = isinstance(value, torch.Tensor) or is_array(value)
     return is_data or type(value) in _CONTAINERS or generators.is_one(value)
 
 
@@ -114,9 +116,9 @@ def _check_tensor(value: torch.Tensor, path: str) -> None:
 
 
 def _refusal(one: str, other: str, value: Any) -> str:
-    is_array = _is_array(value)
-    if isinstance(value, torch.Tensor) or is_array:
-        what, remedy = "share memory", f"Keep a {'.copy()' if is_array else '.clone()'}"
+    if isinstance(value, torch.Tensor) or is_array(value):
+        copy = ".copy()" if is_array(value) else ".clone()"
+        what, remedy = "share memory", f"Keep a {copy}"
     else:
         what, remedy = f"are the same {type(value).__name__}", "Keep a copy (copy.deepcopy)"
     return (
@@ -139,13 +141,13 @@ def check_alone(found: list[tuple[Path, Any]], given: Mapping[str, Any], live: A
     others[id(torch.default_generator)] = "torch.default_generator"
     data: list[tuple[str, Any]] = []
     for name, one in _live(live, ""):
-        if isinstance(one, torch.Tensor) or _is_array(one):
+        if isinstance(one, torch.Tensor) or is_array(one):
             data.append((name, one))
         others.setdefault(id(one), name)
     for path, one in found:
         if id(one) in others:
             raise CheckpointError(_refusal(shown(path), others[id(one)], one))
-    mine = {shown(p): one for p, one in found if isinstance(one, torch.Tensor) or _is_array(one)}
+    mine = {shown(p): one for p, one in found if isinstance(one, torch.Tensor) or is_array(one)}
     for group in sharing.groups([*mine.items(), *data]) if mine else ():
         own = [name for name in group if name in mine]
         rest = [name for name in group if name not in mine]
@@ -162,90 +164,3 @@ def _live(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, list | tuple):
         for i, one in enumerate(value):
             yield from _live(one, f"{path}[{i}]")
-
-
-def check(saved: Mapping[str, Any]) -> None:
-    """Check the generators before anything is loaded.
-
-    Raises:
-        DamagedCheckpoint: If one is invalid.
-        StateMismatch: If this machine does not have the device of a generator.
-    """
-    for one in saved.get("run.state generators", ()):
-        generators.check(one)
-
-
-def unpacked(saved: Mapping[str, Any]) -> Any:
-    """Rebuild the tree that was packed.
-
-    Args:
-        saved: The tree and the separate lists, by the keys of `RunState.capture`.
-    Raises:
-        StateMismatch: If a generator cannot be rebuilt here.
-    """
-    tree = saved.get("run.state", {})
-    try:
-        for one in saved.get("run.state generators", ()):
-            *way, last = one["path"]
-            _at(tree, way)[last] = generators.made(one)
-        for path, first in saved.get("run.state shared", ()):
-            *way, last = path
-            _at(tree, way)[last] = _at(tree, first)
-    except (LookupError, TypeError, ValueError) as error:
-        raise StateMismatch(f"run.state cannot be restored: {error!r}") from error
-    return tree
-
-
-def _at(tree: Any, way: Path) -> Any:
-    for key in way:
-        tree = tree[key]
-    return tree
-
-
-class PuttingBack:
-    """Writes saved values into live objects of the same kind, if they can be changed.
-
-    An object that was saved once stays one object, and two objects stay two.
-    """
-
-    def __init__(self) -> None:
-        self._done: dict[int, Any] = {}
-        self._used: set[int] = set()
-
-    def put(self, live: Any, saved: Any) -> Any:
-        """The saved value; if possible `live`, with the saved content."""
-        if id(saved) in self._done:
-            return self._done[id(saved)]
-        is_free = type(live) is type(saved) and id(live) not in self._used
-        if type(saved) in (dict, list):
-            target = live if is_free else saved
-        else:
-            target = _leaf(live, saved, is_free=is_free)
-        self._done[id(saved)] = target
-        self._used.add(id(target))
-        if type(saved) is dict:
-            old = dict(live) if is_free else {}
-            new = {key: self.put(old.get(key), value) for key, value in saved.items()}
-            target.clear()
-            target.update(new)
-        elif type(saved) is list:
-            row = [*(live if is_free else ()), *[None] * len(saved)]
-            target[:] = [self.put(a, b) for a, b in zip(row, saved, strict=False)]
-        return target
-
-
-def _leaf(live: Any, saved: Any, *, is_free: bool) -> Any:
-    if not is_free:
-        return saved
-    if type(saved) is torch.Tensor:
-        if (live.shape, live.dtype, live.device) != (saved.shape, saved.dtype, saved.device):
-            return saved
-        with torch.no_grad():
-            return live.copy_(saved)
-    if _is_array(saved):
-        can_write = live.flags.writeable and saved.flags.writeable
-        if can_write and (live.shape, live.dtype) == (saved.shape, saved.dtype):
-            live[...] = saved
-            return live
-        return saved
-    return generators.put_back(live, saved) if generators.is_one(saved) else saved

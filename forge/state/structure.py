@@ -21,9 +21,6 @@ from forge.compat import of_torch
 from forge.errors import ConfigError
 from forge.state import module_state, sharing, unregistered
 
-Groups = dict[str, tuple[torch.optim.Optimizer, list[list[torch.Tensor]]]]
-"""Name -> an optimizer, and the parameters of its groups."""
-
 _SHOWN = 8
 """Number of differences that one error lists."""
 
@@ -137,7 +134,7 @@ def check(first: Structure, now: Structure) -> None:
     for a, b, was_tied in sharing.differences(first.tied, now.tied, now.names):
         if not (first.own and a.startswith(first.own)):
             remedy = "" if was_tied else "; a .clone() keeps them apart"
-            problems.append(_changed(f"{a} and {b}", *_tied(was_tied=was_tied)) + remedy)
+            problems.append(_changed(f"{a} and {b}", *tied_in_words(was_tied=was_tied)) + remedy)
     refuse(problems)
 
 
@@ -153,29 +150,34 @@ def refuse(problems: list[str]) -> None:
         raise ConfigError([*shown[:-1], f"{shown[-1]}. {_ADVICE}"], "The training loop")
 
 
-def check_groups(first: Groups, order: Mapping[str, list[list[str]]]) -> None:
-    """Refuse other parameters, or another order, in an optimizer; cheap enough for each boundary.
+def refuse_groups(
+    name: str,
+    groups: list[list[torch.Tensor]],
+    now: list[list[torch.Tensor]],
+    names: list[list[str]],
+) -> None:
+    """Raise if an optimizer has other parameters than at the start, or another order of them.
 
     Args:
-        first: By name, each optimizer and the parameters of its groups at the start.
-        order: Their names.
+        name: The optimizer.
+        groups: The parameters of each group at the start.
+        now: The same now.
+        names: The names of those at the start.
     Raises:
-        ConfigError: Names the optimizer.
+        ConfigError: Names the group.
     """
-    for name, (optimizer, groups) in first.items():
-        now = [group["params"] for group in optimizer.param_groups]
-        if len(now) != len(groups):
-            text = (
-                f"{_changed(name, f'{len(groups)} parameter groups', f'{len(now)}')}. A checkpoint"
-                " with a group added inside the loop could not be loaded, because the next start"
-                " builds the optimizer without it. Give the optimizer all parameters at the start,"
-                " with requires_grad_(False) for those to be trained later, and call"
-                " requires_grad_(True) where you call add_param_group now."
-            )
-            raise ConfigError([text], "The training loop")
-        for i, (before, after) in enumerate(zip(groups, now, strict=True)):
-            if len(before) != len(after) or not all(map(operator.is_, before, after)):
-                refuse([_other_group(f"{name}.param_groups[{i}]", before, after, order[name][i])])
+    if len(now) != len(groups):
+        text = (
+            f"{_changed(name, f'{len(groups)} parameter groups', f'{len(now)}')}. A checkpoint"
+            " with a group added inside the loop could not be loaded, because the next start"
+            " builds the optimizer without it. Give the optimizer all parameters at the start,"
+            " with requires_grad_(False) for those to be trained later, and call"
+            " requires_grad_(True) where you call add_param_group now."
+        )
+        raise ConfigError([text], "The training loop")
+    for i, (before, after) in enumerate(zip(groups, now, strict=True)):
+        if len(before) != len(after) or not all(map(operator.is_, before, after)):
+            refuse([_other_group(f"{name}.param_groups[{i}]", before, after, names[i])])
 
 
 def _other_group(
@@ -205,19 +207,7 @@ def order_differences(
             yield f"param_groups[{i}][{j}]", was or _NO_MODULE, is_now or _NO_MODULE
 
 
-def tied_differences(built: Structure, saved: Mapping[str, Any]) -> Iterator[str]:
-    """A sentence for each two names that share memory only in a captured state, or only here."""
-    states = saved["states"].items()
-    known = {f"{name}.{key}" for name, one in states if isinstance(one, Mapping) for key in one}
-    known |= {f"{name}.{key}" for name, one in saved["unregistered"].items() for key in one}
-    known.update(*saved["tied"])
-    known = {one for one in known & built.names if not (built.own and one.startswith(built.own))}
-    for a, b, was_tied in sharing.differences(built.tied, saved["tied"], known):
-        live, old = _tied(was_tied=was_tied)
-        yield module_state.mismatch(f"{a} and {b}", old, live)
-
-
-def _tied(*, was_tied: bool) -> tuple[str, str]:
+def tied_in_words(*, was_tied: bool) -> tuple[str, str]:
     """Whether two names share one tensor, at first and now, in words."""
     one, two = "one tensor under both names (tied)", "two tensors"
     return (one, two) if was_tied else (two, one)

@@ -22,7 +22,7 @@ from torch.optim.swa_utils import AveragedModel
 from forge import messages
 from forge.checkpoint.format import shards
 from forge.checkpoint.format.tensor_encoding import is_plain
-from forge.state import module_state, optimizer_state
+from forge.state.module_state import tensors_in
 
 _DEPTH = 3
 """Depth of attributes that are searched."""
@@ -114,13 +114,15 @@ def with_paths(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.nn
             yield f"param_groups[{group}][{i}]", parameter
 
 
-def _optimizers(objects: Mapping[str, Any]) -> Iterator[tuple[str, torch.optim.Optimizer]]:
+def optimizers(objects: Mapping[str, Any]) -> Iterator[tuple[str, torch.optim.Optimizer]]:
+    """The optimizers among some objects, by name."""
     for name, one in objects.items():
         if isinstance(one, torch.optim.Optimizer):
             yield name, one
 
 
-def _in_modules(objects: Mapping[str, Any]) -> set[int]:
+def in_modules(objects: Mapping[str, Any]) -> set[int]:
+    """The `id` of each parameter of the modules among some objects."""
     modules = (one for one in objects.values() if isinstance(one, torch.nn.Module))
     return {id(parameter) for one in modules for parameter in one.parameters()}
 
@@ -134,7 +136,7 @@ def capture(objects: Mapping[str, Any], states: Mapping[str, Any]) -> Values:
     Args:
         states: The results of the objects' `state_dict`.
     """
-    in_modules = _in_modules(objects)
+    of_modules = in_modules(objects)
     saved = {
         _memory(leaf)
         for name, one in objects.items()
@@ -143,10 +145,10 @@ def capture(objects: Mapping[str, Any], states: Mapping[str, Any]) -> Values:
         if _is_plain(leaf)
     }
     found: Values = {}
-    for name, optimizer in _optimizers(objects):
+    for name, optimizer in optimizers(objects):
         for path, parameter in with_paths(optimizer):
             is_trained = parameter.requires_grad or parameter in optimizer.state
-            if id(parameter) in in_modules and not (is_trained and _is_plain(parameter)):
+            if id(parameter) in of_modules and not (is_trained and _is_plain(parameter)):
                 continue
             if not (_is_plain(parameter) and _memory(parameter) in saved):
                 found.setdefault(name, {})[path] = parameter.detach()
@@ -164,19 +166,19 @@ def _memory(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 def nowhere(objects: Mapping[str, Any], states: Mapping[str, Any]) -> Iterator[str]:
     """A sentence for each optimizer with parameters that are in no other object's state."""
-    in_modules = _in_modules(objects)
-    optimizers = dict(_optimizers(objects))
+    of_modules = in_modules(objects)
+    named = dict(optimizers(objects))
     saved = {
         _memory(leaf)
         for name, state in states.items()
-        if name not in optimizers
-        for leaf in filter(_is_plain, optimizer_state.tensors(state))
+        if name not in named
+        for leaf in filter(_is_plain, tensors_in(state))
     }
-    for name, optimizer in optimizers.items():
+    for name, optimizer in named.items():
         found = [
             path
             for path, parameter in with_paths(optimizer)
-            if id(parameter) not in in_modules
+            if id(parameter) not in of_modules
             and not (_is_plain(parameter) and _memory(parameter) in saved)
         ]
         if found:
@@ -184,39 +186,3 @@ def nowhere(objects: Mapping[str, Any], states: Mapping[str, Any]) -> Iterator[s
                 f"{name} trains parameters that are in no other object given to forge.Run"
                 f" ({messages.truncate_list(found, _SHOWN)})"
             )
-
-
-def differences(
-    objects: Mapping[str, Any], saved: Values, *, is_whole: bool = True
-) -> Iterator[str]:
-    """A sentence for each stray parameter that does not fit.
-
-    Args:
-        is_whole: Whether all parameters without a registered module must be among them.
-    """
-    in_modules = _in_modules(objects)
-    for name, optimizer in _optimizers(objects):
-        values = saved.get(name, {})
-        live = {
-            path: parameter.detach()
-            for path, parameter in with_paths(optimizer)
-            if path in values or (is_whole and id(parameter) not in in_modules)
-        }
-        yield from module_state.differences(name, live, values)
-
-
-def in_place_targets(
-    objects: Mapping[str, Any], saved: Values
-) -> Iterator[tuple[Any, torch.Tensor]]:
-    """Saved values, and the parameters that they are loaded into."""
-    for name, optimizer in _optimizers(objects):
-        values = saved.get(name, {})
-        for path, parameter in with_paths(optimizer):
-            if path in values:
-                yield values[path], parameter.detach()
-
-
-def load(objects: Mapping[str, Any], saved: Values) -> None:
-    """Restore the values."""
-    for value, parameter in in_place_targets(objects, saved):
-        parameter.copy_(value)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from forge.jobdir import jsonl, ledger
+from forge.jobdir import jsonl, ledger, ledger_writer
 from forge.jobdir.job_files import job_ledger
 from forge.jobdir.jsonl import Event
 from forge.jobdir.ledger import Progress
@@ -55,7 +55,7 @@ def read(directory: Path) -> list[AttemptRecord]:
         OSError: If a ledger cannot be read.
     """
     runs = []
-    for number, path in ledger.attempt_files(directory):
+    for number, path in ledger_writer.attempt_files(directory):
         found = [one for one in jsonl.events(path) if one["kind"] != "metrics"]
         if found:
             runs.append((float(found[0]["t"]), found))

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from forge.jobdir import jsonl, ledger
+from forge.jobdir import jsonl, ledger_writer
 
 
 @dataclass
@@ -59,7 +59,7 @@ def read(directory: Path, names: Collection[str]) -> dict[str, Curve]:
     """
     found = {name: Curve() for name in names}
     run = None
-    for _, path in ledger.attempt_files(directory):
+    for _, path in ledger_writer.attempt_files(directory):
         for event in jsonl.events(path):
             kind = event["kind"]
             if kind == "run" and event.get("checkpoints") != run:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from forge.jobdir import jsonl, ledger
+from forge.jobdir import jsonl, ledger_writer
 from forge.jobdir.jsonl import Event
 
 ENDS = ("stop", "halt", "finish", "error")
@@ -63,7 +63,7 @@ def read(directory: Path) -> LedgerTail:
     Raises:
         OSError: If it cannot be read.
     """
-    files = ledger.attempt_files(directory)
+    files = ledger_writer.attempt_files(directory)
     if not files:
         return LedgerTail()
     number, path = files[-1]
@@ -126,7 +126,7 @@ def add(found: dict[str, Metric], event: Event) -> None:
 def checkpoint_dirs(directory: Path) -> list[Path]:
     """The checkpoint directories of all Runs of a job, in the order in which they began."""
     found: dict[Path, None] = {}
-    for _, path in ledger.attempt_files(directory):
+    for _, path in ledger_writer.attempt_files(directory):
         first = next(iter(jsonl.head(path)), {})
         if first.get("kind") == "run":
             found[directory / str(first.get("checkpoints", "."))] = None

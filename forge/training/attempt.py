@@ -265,9 +265,8 @@ class Attempt:
         directory, loops = self._directory, self.loops
         self._train_state = TrainState(self._live, self._own, loops, self.updater, owner, directory)
         with preflight.told_to_parent(directory.job, directory.checkpoint_dir), preflight.exits():
-            found = directory.newest(self._live)
+            found = self._train_state.resume()
             if found is not None:
-                self._train_state.load(found)
                 loops.is_complete = found.manifest.is_complete
                 self.resumed_from = found.path.name
             if self._group.rank == 0:  # the other ranks have already read the file this replaces
@@ -461,26 +460,13 @@ class Attempt:
         """See `Run.log_to`."""
         if self._group.rank or REHEARSAL in os.environ:
             return
-        from forge.jobdir.metric_rows import MetricSource
         from forge.training.followers import Followers
 
-        directory, rollback = self._directory, self._policy.nan.rollback
-        can_roll_back = self._policy.nan.action is NanAction.rollback
-        source = MetricSource(
-            job=directory.job,
-            run=directory.ledger.run,
-            name=self._name or "",
-            attempt=directory.ledger.attempt,
-            num_complete=lambda: directory.metrics.num_complete,
-            rollback_steps=(
-                rollback.steps_back + self._policy.nan.max_consecutive if can_roll_back else None
-            ),
-            every_steps=self._policy.checkpoint.every_steps or 1,
-        )
-        self._followers = followers = self._followers or Followers()
+        if self._followers is None:
+            self._followers = Followers(self._directory, self._policy, self._name)
+        followers, wait_s = self._followers, stopping.CALLBACK_TIMEOUT_S
         for logger in loggers:
-            followers.add(logger.follow(source))
-        wait_s = stopping.CALLBACK_TIMEOUT_S
+            followers.add(logger)
         self.on_stop(lambda: followers.close(wait_s), wait_s + 1)
 
     def check_stop(self) -> None:

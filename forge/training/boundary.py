@@ -329,7 +329,6 @@ class Boundary:
 
     def _save_as(self, cause: SaveCause) -> None:
         with self._failing():
-            self._directory.metrics.flush()
             self._saver.save(self._loops.step, self._train_state.capture, cause)
 
     def _pin(self, decision: Save | Stop | None) -> None:
@@ -353,7 +352,7 @@ class Boundary:
     def put_back(self) -> None:
         """Reload the checkpoint, so that code that ran again before the pass takes effect once."""
         with preflight.exits():
-            self._train_state.load(self._directory.begun_with(self._train_state.live))
+            self._train_state.reload()
 
     def end_pass(self, epoch: int, *, is_first: bool, may_stop: bool, is_left: bool) -> None:
         """Run the functions that are due after this pass, and hold the state until `let_go`.
@@ -434,7 +433,6 @@ class Boundary:
 
     def _save_now(self) -> None:
         with self._loops.not_between(), preflight.exits():
-            self._directory.metrics.flush()
             self._run_end.save_now()
 
     def checkpoint(self) -> None:

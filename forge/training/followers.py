@@ -5,8 +5,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from forge.config.schema import NanAction, Policy
 from forge.errors import ForgeError
+from forge.jobdir.metric_rows import MetricSource
 from forge.training import misuse
+from forge.training.start.attempt_io import AttemptIO
 
 END_S = 60.0
 """Seconds that the end of a Run waits for its loggers; a stop has less."""
@@ -27,14 +30,32 @@ def check_loggers(loggers: tuple[Any, ...]) -> None:
 
 
 class Followers:
-    """The loggers of a Run, as `Logger.follow` returns them."""
+    """The loggers of a Run, each with the metrics in its ledger.
 
-    def __init__(self) -> None:
+    Args:
+        directory: The ledger.
+        policy: The policy of the Run: a rollback withdraws metrics.
+        name: The name of the Run.
+    """
+
+    def __init__(self, directory: AttemptIO, policy: Policy, name: str | None) -> None:
+        rollback, can_roll_back = policy.nan.rollback, policy.nan.action is NanAction.rollback
+        self._source = MetricSource(
+            job=directory.job,
+            run=directory.ledger.run,
+            name=name or "",
+            attempt=directory.ledger.attempt,
+            num_complete=lambda: directory.metrics.num_complete,
+            rollback_steps=(
+                rollback.steps_back + policy.nan.max_consecutive if can_roll_back else None
+            ),
+            every_steps=policy.checkpoint.every_steps or 1,
+        )
         self._followers: list[Any] = []
 
-    def add(self, follower: Any) -> None:
-        """Remember a follower, to close it with the Run."""
-        self._followers.append(follower)
+    def add(self, logger: Any) -> None:
+        """Let a logger follow the ledger, until `close`."""
+        self._followers.append(logger.follow(self._source))
 
     def close(self, within_s: float = END_S) -> None:
         """Let all send what is left, at the same time; only the first call waits for them."""

@@ -1,25 +1,19 @@
-"""The cost of saves, as the ledger records it, and the time between two saves that follows.
+"""The time between two saves that loses least to saving and to failing (`every_s: auto`).
 
-With `checkpoint.every_s: auto` that time is the one that loses least to saving and to failing. It
-is computed once a start, from the saves and the losses of the attempts before.
+It is computed once a start, from the saves and the losses of the attempts before.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-import time
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from forge.checkpoint.staging import Snapshot
 from forge.errors import Reason
-from forge.jobdir import jsonl, ledger
+from forge.jobdir import jsonl, ledger_writer
 from forge.jobdir.jsonl import Event
-from forge.jobdir.ledger import Ledger
 
 LEAST_S, MOST_S = 10.0, 3600.0
 """Bounds of the interval, in seconds."""
@@ -91,7 +85,7 @@ def decide(job_dir: Path, run: str, estimate_s: float) -> Interval:
     """
     waits: Sequence[float] = ()
     trained_s, num_losses, before_s = 0.0, 0, None
-    for _, path in ledger.attempt_files(job_dir):
+    for _, path in ledger_writer.attempt_files(job_dir):
         head = list(jsonl.head(path))
         start = next((one for one in head if one["kind"] == "start"), None)
         if start is None or head[0].get("checkpoints") != run:
@@ -117,68 +111,3 @@ def _is_loss(last: Sequence[Event]) -> bool:
         return bool(end.get("reason") in (Reason.rank_lost.name, Reason.hung.name))
     saves = [one["kind"] for one in last if one["kind"] in ("saving", "save", "save_failed")]
     return not saves or saves[-1] != "saving"
-
-
-# -- the record of a save ----------------------------------------------------------------------
-
-
-@dataclass
-class Pause:
-    """Training waits for a save."""
-
-    began: float
-    """Unix time."""
-    waited_s: float | None = None
-    """None: training still waits."""
-
-    def end(self) -> None:
-        """Training continues, if it had not before."""
-        if self.waited_s is None:
-            self.waited_s = time.time() - self.began
-
-
-class SaveRecord:
-    """Writes `saving` and `save` to the ledger.
-
-    Args:
-        ledger: The ledger of the Run.
-        summary: Returns the metrics so far, by name; each `save` has them.
-    """
-
-    def __init__(self, ledger: Ledger, summary: Callable[[], dict[str, Any]]) -> None:
-        self._ledger, self._summary = ledger, summary
-        self._waits = deque[float](maxlen=NUM_SAVES)
-        """Seconds for which the last saves have stopped training."""
-
-    def begin(self, step: int) -> Pause:
-        """Training stops for a save; an attempt that ends before `save` has ended in it."""
-        self._ledger.write("saving", step=step)
-        return Pause(time.time())
-
-    def end(
-        self, snapshot: Snapshot, path: Path, reason: str, seconds: float, pause: Pause
-    ) -> None:
-        """A checkpoint is committed.
-
-        Args:
-            snapshot: Its state.
-            path: Its directory.
-            reason: The name of a `SaveCause`.
-            seconds: Time for writing it.
-            pause: The time for which training waited; it ends now at the latest.
-        """
-        pause.end()
-        waited_s = pause.waited_s or 0.0
-        self._waits.append(waited_s)
-        self._ledger.write(
-            "save",
-            step=snapshot.step,
-            reason=reason,
-            path=path.name,
-            bytes=snapshot.num_bytes,
-            seconds=round(seconds, 4),
-            began=round(pause.began, 3),
-            waited=round(waited_s, 4),
-            waits=[round(one, 4) for one in self._waits],
-            summary=self._summary(),
-        )

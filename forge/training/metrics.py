@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from forge.group.requests import Watcher
-from forge.jobdir.ledger import Ledger
+from forge.jobdir.ledger_writer import Ledger
 
 _MAX_PENDING = 50
 _MAX_AGE_S = 1.0

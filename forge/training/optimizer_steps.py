@@ -53,6 +53,7 @@ class OptimizerSteps:
         """Whether an optimizer has stepped in a step without the NaN policy."""
         self._has_stepped = False
         self._is_scaler_checked = False
+        self._registered = set(map(id, live.optimizers))
         self._checked: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._num_checked = 0
 
@@ -104,7 +105,9 @@ class OptimizerSteps:
 
     def _of_any(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """An optimizer has stepped, whether it is registered or not."""
-        if optimizer in self._checked or self._num_checked == _MOST or not self._loops.is_in_step:
+        if id(optimizer) in self._registered or self._num_checked == _MOST:
+            return
+        if optimizer in self._checked or not self._loops.is_in_step:
             return
         self._checked.add(optimizer)
         self._num_checked += 1

@@ -42,7 +42,7 @@ class Rollback:
     def _go_back(self, position: Position | None, first_bad: int) -> None:
         self._directory.store.on_all("the save before a rollback", self._saver.wait)
         at_most = first_bad - self._config.steps_back
-        found = self._directory.rollback_target(self._train_state.live, at_most)
+        found = self._train_state.rollback_target(at_most)
         state = LoopState.of(found.state) if found is not None else None
         if found is None or state is None or len(state.positions) != self._loops.number + 1:
             text = (

@@ -1,13 +1,18 @@
-"""Decides when to save the state, and handles failed saves."""
+"""Decides when to save the state, saves it, records the save, and handles a failure.
+
+One module, since saves of all causes share the thread, the record and the failures in a row.
+"""
 
 from __future__ import annotations
 
-import functools
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from forge import messages
@@ -17,11 +22,12 @@ from forge.checkpoint.store import Store
 from forge.config.schema import CheckpointConfig, OnPendingSave
 from forge.errors import CheckpointError, Exit, is_disk_full, unwritable
 from forge.group.requests import SaveRequest, Watcher
-from forge.jobdir.ledger import Ledger
+from forge.jobdir.ledger_writer import Ledger
 from forge.process import sections
 from forge.process.progress import Phase
 from forge.process.time_limit import RECENT_SAVES, Recent, first_save_s
-from forge.training.interval import Pause, SaveRecord
+from forge.training.interval import NUM_SAVES
+from forge.training.metrics import Metrics
 from forge.training.nan.nan_policy import NanPolicy
 
 MAX_FAILURES = 5
@@ -51,6 +57,24 @@ class SaveCause(Enum):
     """The code after the last loop has changed the state."""
 
 
+@dataclass
+class _Save:
+    """A save in progress."""
+
+    cause: SaveCause
+    stopped: float
+    """Unix time at which training stopped for it."""
+    began: float
+    """When its snapshot began, by the monotonic clock: no save was in progress any more."""
+    waited_s: float | None = None
+    """Seconds for which training has waited; None: it still waits."""
+
+    def end_pause(self) -> None:
+        """Training continues, if it had not before."""
+        if self.waited_s is None:
+            self.waited_s = time.time() - self.stopped
+
+
 class Saver(Watcher):
     """Saves in this thread or, with `checkpoint.async_save`, in the background.
 
@@ -63,17 +87,17 @@ class Saver(Watcher):
         config: CheckpointConfig,
         ledger: Ledger,
         nan: NanPolicy,
-        origin: Callable[[], Origin] = Origin,
-        summary: Callable[[], dict[str, Any]] = dict,
+        metrics: Metrics,
     ) -> None:
         every_s = config.every_s
         self._every_s = every_s if isinstance(every_s, int | float) else None
-        self._record = SaveRecord(ledger, summary)
         self._store = store
-        self._origin = origin
         self._config = config
         self._ledger = ledger
         self._nan = nan
+        self._metrics = metrics
+        self._job = ""
+        """The id of `job.json`, once the attempt has begun."""
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._failures = 0
@@ -85,6 +109,8 @@ class Saver(Watcher):
         """The latest time for the first save, by the monotonic clock."""
         self.costs = Recent(RECENT_SAVES)
         """Seconds that saves took, from the start of the snapshot to the commit."""
+        self._waits = deque[float](maxlen=NUM_SAVES)
+        """Seconds for which the last saves have stopped training."""
         self._evaluated: int | None = None
         """The step whose functions have run; its checkpoint on disk can be older than that."""
 
@@ -112,6 +138,11 @@ class Saver(Watcher):
         is_waited_for = thread is not None and thread.is_alive()
         return self.costs.longest * (1 + is_waited_for)
 
+    def begin(self, job: str, step: int | None) -> None:
+        """The attempt of the job with this id begins; see `count_from`."""
+        self._job = job
+        self.count_from(step)
+
     def count_from(self, step: int | None) -> None:
         """Count intervals from `step`, which is saved; None: there is no checkpoint yet."""
         self._evaluated = None
@@ -130,7 +161,8 @@ class Saver(Watcher):
         Raises:
             CheckpointError: If a save in the background has failed for good.
         """
-        self.check()
+        if self._failure is not None:
+            self.check()
         if not self.is_overdue(step):
             return None
         return SaveRequest(step, is_periodic=True, rollbacks=self._nan.rollbacks)
@@ -150,30 +182,42 @@ class Saver(Watcher):
             CheckpointError: After MAX_FAILURES failures in a row.
             DirectoryInUse: If a newer attempt has taken over the directory.
         """
+        self._metrics.flush()
         if cause is SaveCause.periodic and self._is_skipped(step):
             return
         self._first_by = math.inf
-        pause = self._record.begin(step)
-        self.wait()
+        save = self._begin(step, cause, self.wait)
         is_newer = self._evaluated == step
         self.count_from(step)
-        began = time.monotonic()
         copy = self._config.async_save
         snapshot = self._snapshot(step, state, copy=copy, replaces=is_newer)
         if snapshot.is_independent:
-            pause.end()  # from here on training continues
+            save.end_pause()  # from here on training continues
             self._thread = threading.Thread(
                 target=self._commit_beside,
-                args=(snapshot, cause, began, pause),
+                args=(snapshot, save),
                 name="forge-save",
                 daemon=True,
             )
             self._thread.start()
             return
         try:
-            self._commit(snapshot, cause, began, pause)
+            self._commit(snapshot, save)
         except OSError as error:
             self._count_failure(step, error)
+
+    def _begin(self, step: int, cause: SaveCause, wait: Callable[[], None]) -> _Save:
+        """Stop training for a save, once the save in progress has ended.
+
+        Args:
+            step: Steps done.
+            cause: Why it is saved.
+            wait: `wait` or `settle`.
+        """
+        stopped = time.time()
+        self._ledger.write("saving", step=step)  # an attempt without a `save` ended in this one
+        wait()
+        return _Save(cause, stopped, time.monotonic())
 
     def _snapshot(self, step: int, state: Callable[[], Any], **options: bool) -> Snapshot:
         """Take a snapshot; if that fails on one rank, it fails on all ranks."""
@@ -187,7 +231,9 @@ class Saver(Watcher):
             self._store.fail_save(error)
 
     def _take(self, step: int, state: Callable[[], Any], **options: bool) -> Snapshot:
-        return self._store.snapshot(step, state(), origin=self._origin(), **options)
+        state_now = state()
+        origin = Origin(self._ledger.attempt, self._job, self._metrics.latest())
+        return self._store.snapshot(step, state_now, origin=origin, **options)
 
     def _is_skipped(self, step: int) -> bool:
         """Whether to skip this save because another is in progress; logs a skip."""
@@ -211,13 +257,11 @@ class Saver(Watcher):
         Raises:
             CheckpointError: If all tries failed.
         """
-        pause = self._record.begin(step)
-        self.settle()
+        save = self._begin(step, cause, self.settle)
         self.count_from(step)
-        began = time.monotonic()
         is_final, replaces = cause is SaveCause.finished, cause is not SaveCause.stop
         snapshot = self._snapshot(step, state, copy=False, is_final=is_final, replaces=replaces)
-        self._commit_final(snapshot, cause, began, pause)
+        self._commit_final(snapshot, save)
 
     @sections.in_section(Phase.save, "copy")
     def keep(self, step: int, state: Callable[[], Any]) -> Snapshot | None:
@@ -233,10 +277,10 @@ class Saver(Watcher):
         Raises:
             CheckpointError: If it cannot be written.
         """
-        pause = self._record.begin(snapshot.step)
-        self.settle()
+        self._metrics.flush()
+        save = self._begin(snapshot.step, cause, self.settle)
         self.count_from(snapshot.step)
-        self._commit_final(snapshot, cause, time.monotonic(), pause)
+        self._commit_final(snapshot, save)
 
     @sections.in_section(Phase.save, "final")
     def mark_finished(self, step: int, *, has_changed: bool) -> None:
@@ -248,7 +292,7 @@ class Saver(Watcher):
         Raises:
             CheckpointError: If it cannot be written.
         """
-        logged = None if has_changed else self._origin().logged
+        logged = None if has_changed else self._metrics.latest()
         self._try_final(step, lambda: self._store.mark_complete(step, logged))
         self.tidy()
 
@@ -277,9 +321,7 @@ class Saver(Watcher):
 
         @sections.in_section(Phase.save, "held")
         def commit(cause: SaveCause = SaveCause.stop) -> None:
-            pause = self._record.begin(step)
-            self.settle()
-            self._commit_final(snapshot, cause, time.monotonic(), pause)
+            self._commit_final(snapshot, self._begin(step, cause, self.settle))
 
         if not snapshot.is_independent:
             if not may_write:
@@ -295,13 +337,10 @@ class Saver(Watcher):
         except CheckpointError as error:
             messages.warn(str(error))  # the next save can succeed
 
-    def _commit_final(
-        self, snapshot: Snapshot, cause: SaveCause, began: float, pause: Pause
-    ) -> None:
+    def _commit_final(self, snapshot: Snapshot, save: _Save) -> None:
         # A process cannot exit while a thread of it deletes a large file: after a stop, the
         # next attempt removes old checkpoints.
-        commit = functools.partial(self._commit, snapshot, cause, began, pause, tidies=False)
-        self._try_final(snapshot.step, commit)
+        self._try_final(snapshot.step, lambda: self._commit(snapshot, save, tidies=False))
 
     def _try_final(self, step: int, write: Callable[[], None]) -> None:
         for tries_left in range(FINAL_TRIES - 1, -1, -1):
@@ -349,32 +388,40 @@ class Saver(Watcher):
         elif failure is not None:
             raise failure
 
-    def _commit_beside(
-        self, snapshot: Snapshot, cause: SaveCause, began: float, pause: Pause
-    ) -> None:
+    def _commit_beside(self, snapshot: Snapshot, save: _Save) -> None:
         try:
-            self._commit(snapshot, cause, began, pause)
+            self._commit(snapshot, save)
         except BaseException as error:  # noqa: BLE001 - raised again by `check`
             self._failure = error
 
-    def _commit(
-        self,
-        snapshot: Snapshot,
-        cause: SaveCause,
-        began: float,
-        pause: Pause,
-        *,
-        tidies: bool = True,
-    ) -> None:
+    def _commit(self, snapshot: Snapshot, save: _Save, *, tidies: bool = True) -> None:
         begin = time.monotonic()
         path = self._store.commit(snapshot, self._ledger.sync)
         if path is None:
             return
         self._failures = 0
-        self.costs.add(time.monotonic() - began)
-        self._record.end(snapshot, path, cause.name, time.monotonic() - begin, pause)
+        self.costs.add(time.monotonic() - save.began)
+        self._record(snapshot, path, save, time.monotonic() - begin)
         if tidies:
             self.tidy()
+
+    def _record(self, snapshot: Snapshot, path: Path, save: _Save, seconds: float) -> None:
+        """Record a commit that took so many seconds; training waits no longer for it."""
+        save.end_pause()
+        waited_s = save.waited_s or 0.0
+        self._waits.append(waited_s)
+        self._ledger.write(
+            "save",
+            step=snapshot.step,
+            reason=save.cause.name,
+            path=path.name,
+            bytes=snapshot.num_bytes,
+            seconds=round(seconds, 4),
+            began=round(save.stopped, 3),
+            waited=round(waited_s, 4),
+            waits=[round(one, 4) for one in self._waits],
+            summary=self._metrics.summary(),
+        )
 
     def tidy(self) -> None:
         """Remove the checkpoints that the policy does not keep."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from forge.errors import ExitCode, Reason
 from forge.group.requests import Request, SaveRequest, StopRequest, Watcher
-from forge.jobdir.ledger import Ledger
+from forge.jobdir.ledger_writer import Ledger
 from forge.process import sections
 from forge.process.time_limit import TimeLimit
 from forge.shutdown.signal_handler import ShutdownHandler

@@ -9,7 +9,9 @@ import torch
 from forge.config.loading import load
 from forge.config.schema import CheckpointConfig, NanConfig, OnPendingSave
 from forge.errors import ConfigError
-from forge.jobdir.ledger import Ledger, read
+from forge.jobdir.ledger import read
+from forge.jobdir.ledger_writer import Ledger
+from forge.training.metrics import Metrics
 from forge.training.nan.nan_policy import NanPolicy
 from forge.training.saver import SaveCause, Saver
 
@@ -22,7 +24,8 @@ def make_saver(open_store):
         store = open_store(keep_last=keep_last)
         ledgers.append(Ledger(store.directory))
         policy = CheckpointConfig(**config)
-        return Saver(store, policy, ledgers[-1], NanPolicy(NanConfig())), store
+        metrics = Metrics(ledgers[-1])
+        return Saver(store, policy, ledgers[-1], NanPolicy(NanConfig()), metrics), store
 
     yield make
     for ledger in ledgers:

@@ -14,7 +14,8 @@ from forge.checkpoint.staging import Snapshot
 from forge.checkpoint.store import Store
 from forge.config.schema import CheckpointConfig, NanConfig
 from forge.errors import CheckpointError, RankFailed
-from forge.jobdir.ledger import Ledger
+from forge.jobdir.ledger_writer import Ledger
+from forge.training.metrics import Metrics
 from forge.training.nan.nan_policy import NanPolicy
 from forge.training.saver import SaveCause, Saver
 
@@ -208,7 +209,7 @@ def savers(stores, tmp_path):
     config = CheckpointConfig(async_save=True)
     ledgers = [Ledger(tmp_path / f"ledger_{rank}") for rank in range(SIZE)]
     yield [
-        Saver(store, config, ledger, NanPolicy(NanConfig()))
+        Saver(store, config, ledger, NanPolicy(NanConfig()), Metrics(ledger))
         for store, ledger in zip(stores, ledgers, strict=True)
     ]
     for ledger in ledgers:

@@ -8,7 +8,7 @@ import resource
 import pytest
 import torch
 
-from forge.checkpoint.format import codec, manifest, tensorfile
+from forge.checkpoint.format import encoding, manifest, tensorfile
 from forge.checkpoint.format.manifest import STATE, TENSORS, Manifest, entry_of, num_chunks
 from forge.errors import CheckpointError, DamagedCheckpoint
 
@@ -126,7 +126,7 @@ def test_a_manifest_of_forty_thousand_metrics_is_read_again(store, commit):
 def test_more_than_would_be_read_again_is_refused_at_the_start(limit, store, monkeypatch):
     """Not at the first save, hours later; and never at a resume."""
     state = {"tensors": {str(i): torch.ones(()) for i in range(100)}, "text": "a" * 8000}
-    module = tensorfile if limit == "MAX_HEADER" else codec
+    module = tensorfile if limit == "MAX_HEADER" else encoding
     store.check_savable(state)
     monkeypatch.setattr(module, limit, 6000)
     with pytest.raises(CheckpointError, match=r"the limit is 6000\. Let state_dict"):

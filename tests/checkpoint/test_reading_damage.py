@@ -20,6 +20,7 @@ from torch import nn
 
 from forge.checkpoint.format.manifest import entry_of
 from forge.errors import CheckpointError, DamagedCheckpoint, ExitCode, StateMismatch
+from forge.state import restoring
 from forge.state.registry import StateRegistry
 
 # -- damage ----------------------------------------------------------------------------------------
@@ -41,7 +42,7 @@ def test_the_older_one_is_taken_with_nothing_live_changed(small_chunks, store, m
         assert found.path.name == "step_1"
         assert "step_2: " in store.passed_over[0]
         assert content(live) == before, place
-    live.load(found.state["live"], found.fill())
+    restoring.load(live, found.state["live"], found.fill())
     assert content(live) == content(older)
 
 
@@ -102,7 +103,9 @@ def test_a_header_of_nonsense_is_damage(small_chunks, store):
         resign(path)
         before = content(live)
         try:
-            store.read(path.parent, offer=lambda state: live.in_place_targets(state["live"]))
+            store.read(
+                path.parent, offer=lambda state: restoring.in_place_targets(live, state["live"])
+            )
         except (DamagedCheckpoint, StateMismatch):
             num_damaged += 1
         assert content(live) == before

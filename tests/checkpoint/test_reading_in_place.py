@@ -20,6 +20,7 @@ from forge.checkpoint.format import tensor_encoding
 from forge.checkpoint.format.manifest import entry_of
 from forge.config.schema import Verify
 from forge.errors import DamagedCheckpoint, StateMismatch
+from forge.state import restoring
 from forge.state.registry import StateRegistry
 
 # -- where the bytes go ----------------------------------------------------------------------------
@@ -36,7 +37,7 @@ def test_live_tensors_are_filled_where_they_are_and_not_before(small_chunks, ope
     assert content(new) == before != content(old)
     model = found.state["live"]["states"]["model"]
     assert model["0.weight"].data_ptr() == new.objects["model"][0].weight.data_ptr()
-    new.load(found.state["live"], found.fill())
+    restoring.load(new, found.state["live"], found.fill())
     assert content(new) == content(old)
     # Counters of the optimizer, and of a module with its own loading code, can be replaced.
     large = [t for t in tensors_of(new.capture()) if t.numel() > 40]
@@ -62,7 +63,7 @@ def test_a_new_optimizer_keeps_what_was_read_for_it(small_chunks, store):
     old, new = pair(1), pair(2, num_steps=0)
     save(store, old)
     found = newest(store, new)
-    new.load(found.state["live"], found.fill())
+    restoring.load(new, found.state["live"], found.fill())
     assert content(new) == content(old)
     saved = found.state["live"]["states"]["optimizer"]["state"]
     for number, state in enumerate(new.objects["optimizer"].state.values()):
@@ -267,7 +268,7 @@ def test_the_same_bits_as_by_copies(small_chunks, store, case):
     torch.manual_seed(1)
     save(store, StateRegistry(old()))
     found = []
-    for load in (resume, lambda store, live: live.load(store.newest().state["live"])):
+    for load in (resume, lambda store, live: restoring.load(live, store.newest().state["live"])):
         torch.manual_seed(2)
         live = StateRegistry(new())
         begin = content(live)
@@ -314,9 +315,9 @@ def test_who_loads_in_a_way_of_its_own_gets_memory_of_its_own(store, kind):
         model.__class__ = type("Own", (nn.Linear,), {"load_state_dict": lambda self, state: None})
     live = StateRegistry({"m": model})
     save(store, live)
-    assert live.in_place_targets(live.capture()) == []
+    assert restoring.in_place_targets(live, live.capture()) == []
     live = StateRegistry({"m": nn.Linear(3, 3)})
-    assert len(live.in_place_targets(live.capture())) == 2
+    assert len(restoring.in_place_targets(live, live.capture())) == 2
 
 
 # -- devices, threads, memory ----------------------------------------------------------------------
@@ -394,6 +395,7 @@ from pathlib import Path
 import torch
 from forge.checkpoint.store import Store
 from forge.config.schema import CheckpointConfig
+from forge.state import restoring
 from forge.state.registry import StateRegistry
 
 def peak():
@@ -418,8 +420,8 @@ if way == "save":
     sys.exit()
 before = peak()
 if way == "forge":
-    found = store.newest(offer=lambda state: live.in_place_targets(state["live"]))
-    live.load(found.state["live"], found.fill())
+    found = store.newest(offer=lambda state: restoring.in_place_targets(live, state["live"]))
+    restoring.load(live, found.state["live"], found.fill())
 else:
     for one, state in zip((model, optimizer), torch.load(directory + ".pt"), strict=True):
         one.load_state_dict(state)

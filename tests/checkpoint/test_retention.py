@@ -12,9 +12,9 @@ import pytest
 
 from forge.checkpoint import retention
 from forge.checkpoint.format import manifest
-from forge.cli import main
+from forge.cli import main, pin
 from forge.config.schema import BestConfig, BestMode
-from forge.errors import ExitCode
+from forge.errors import CheckpointError, ExitCode
 
 TENSORS = "tensors_rank00000.safetensors"
 
@@ -203,8 +203,8 @@ def test_a_pin_that_comes_too_late_is_an_error(store, commit, monkeypatch):
         add(path)
 
     monkeypatch.setattr(retention, "add_pin", late)
-    with pytest.raises(retention.CheckpointError, match="removed the checkpoint just now"):
-        retention.pin(path)
+    with pytest.raises(CheckpointError, match="removed the checkpoint just now"):
+        pin.add(path)
     assert not retention.is_pinned(path)
 
 

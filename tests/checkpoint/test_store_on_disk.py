@@ -254,7 +254,8 @@ from pathlib import Path
 import torch
 from forge.checkpoint.store import Store
 from forge.config.schema import CheckpointConfig
-from forge.jobdir.ledger import Ledger, read
+from forge.jobdir.ledger import read
+from forge.jobdir.ledger_writer import Ledger
 directory = Path(sys.argv[1], "checkpoints")
 store = Store(directory, CheckpointConfig(keep_last=9))
 ledger = Ledger(directory)

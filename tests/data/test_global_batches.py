@@ -30,7 +30,7 @@ def together(ranks):
     return [list(itertools.chain(*parts)) for parts in zip(*ranks, strict=True)]
 
 
-@pytest.mark.parametrize("options", [{}, {"drop_last": True}, {"shuffle": False}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"drop_last": True}, {"seed": None}], ids=str)
 @pytest.mark.parametrize("size", SIZES)
 def test_the_ranks_put_side_by_side_have_what_one_rank_has(size, options):
     """The global batch is what a loss curve depends on: its order, too, is no matter of ranks."""
@@ -58,7 +58,7 @@ def test_an_uneven_end_is_filled_up_or_left_out_alike_on_every_rank(size):
 
 def test_fewer_samples_than_a_batch_are_repeated():
     """As often as it takes, on all ranks alike."""
-    (batch,) = together(shared(3, 8, 2, shuffle=False))
+    (batch,) = together(shared(3, 8, 2, seed=None))
     assert batch == [0, 1, 2, 0, 1, 2, 0, 1]
     assert together(shared(3, 8, 2, drop_last=True)) == together(shared(0, 8, 2)) == []
 
@@ -89,7 +89,7 @@ def test_the_order_takes_nothing_from_the_process_it_is_in():
 
 def test_a_loader_takes_it_as_its_batch_sampler():
     """With its length, and a part of each batch."""
-    sampler = GlobalBatchSampler(range(20), 8, shuffle=False, num_replicas=2, rank=1)
+    sampler = GlobalBatchSampler(range(20), 8, seed=None, num_replicas=2, rank=1)
     loader = DataLoader(Numbers(20), batch_sampler=sampler)
     assert len(loader) == 3
     assert [batch.tolist() for batch in loader] == [[4, 5, 6, 7], [12, 13, 14, 15], [0, 1, 2, 3]]

@@ -29,6 +29,8 @@ def dealt(size, rank, batch=4, num_samples=SAMPLES, **options):
 
 def cut(size, rank, batch=4, num_samples=SAMPLES, **options):
     """A loader with a `GlobalBatchSampler`; `batch` is the batch size of one rank."""
+    if not options.pop("shuffle", True):
+        options["seed"] = None
     sampler = GlobalBatchSampler(
         range(num_samples), batch * size, num_replicas=size, rank=rank, **options
     )

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from forge.errors import Reason
-from forge.group.group import Coordinator, SingleProcess
+from forge.group.group import Coordinator
 from forge.group.requests import Consensus, FailureReport, FinishRequest, SaveRequest, StopRequest
 
 FIRST = StopRequest(75, Reason.requested, "SIGUSR1")
@@ -65,7 +65,7 @@ def test_each_loop_has_an_end_of_its_own():
 
 def test_a_group_of_one_agrees_with_itself_at_once():
     """A single process has no other rank to wait for."""
-    group: Coordinator = SingleProcess()
+    group = Coordinator()
     assert (group.rank, group.size, group.gather("k", b"v", 0.0)) == (0, 1, [b"v"])
     assert group.agreed(0) == Consensus()
     group.propose(FIRST)
@@ -74,7 +74,7 @@ def test_a_group_of_one_agrees_with_itself_at_once():
 
 def test_proposals_from_threads_and_from_a_signal_handler_all_arrive():
     """A signal handler can interrupt a proposal: no request is lost, and there is no deadlock."""
-    group, count = SingleProcess(), 200
+    group, count = Coordinator(), 200
     before = signal.signal(
         signal.SIGUSR2, lambda *_: group.propose(FinishRequest(0, 1, "from a handler"))
     )

@@ -7,7 +7,7 @@ from enum import Enum
 import pytest
 from omegaconf import OmegaConf
 
-from forge.jobdir import config_file, identity
+from forge.jobdir import config_changes, config_file, identity
 from forge.jobdir.identity import Identity
 
 
@@ -78,17 +78,17 @@ def test_a_schema_s_types_do_not_stand_in_the_way():
 )
 def test_the_order_of_keys_does_not_count_and_every_other_difference_does(one, other, keys):
     one, other = (identity.as_written(OmegaConf.create(cfg)) for cfg in (one, other))
-    assert [change.key for change in identity.changes(one, other)] == keys
+    assert [change.key for change in config_changes.changes(one, other)] == keys
 
 
 def test_program_name_and_an_unknown_config_are_part_of_it():
     base = Identity("train", "", {"a": 1})
-    assert identity.differences(base, base) == []
+    assert config_changes.differences(base, base) == []
     for other in (Identity("eval", "", {"a": 1}), Identity("train", "f", {"a": 1})):
-        assert len(identity.differences(base, other)) == 1
-    found = identity.differences(base, Identity("train", "", None))
+        assert len(config_changes.differences(base, other)) == 1
+    found = config_changes.differences(base, Identity("train", "", None))
     assert "not known" in str(found[0])
-    assert identity.differences(Identity("x", "", None), Identity("x", "", None)) == []
+    assert config_changes.differences(Identity("x", "", None), Identity("x", "", None)) == []
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import threading
 
 import pytest
 
-from forge.jobdir import ledger
-from forge.jobdir.ledger import Ledger
+from forge.jobdir import ledger, ledger_writer
+from forge.jobdir.ledger_writer import Ledger
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_values_that_json_lacks_are_kept(attempt, tmp_path):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from forge.jobdir.ledger import Ledger
+from forge.jobdir.ledger_writer import Ledger
 one = Ledger(Path(sys.argv[1]))
 for step in range(1000):
     one.write("metrics", step=step, values={"loss": 1.0})
@@ -187,7 +187,7 @@ def test_lines_of_two_threads_are_neither_lost_nor_doubled(attempt, tmp_path):
 def test_a_number_that_another_attempt_took_is_skipped(attempt, tmp_path, monkeypatch):
     """A leftover process and its successor can start in the same moment."""
     attempt()
-    monkeypatch.setattr(ledger, "_numbers", lambda folder: [])
+    monkeypatch.setattr(ledger_writer, "_numbers", lambda folder: [])
     assert attempt().attempt == 2
 
 

@@ -10,6 +10,7 @@ from harness import Process, until
 from sweeps import CONF, TRAIN, App, SweptJob, assert_same_job
 
 from forge.jobdir import ledger
+from forge.jobdir.ledger_writer import Ledger
 from forge.process import processes
 
 MAIN = """
@@ -188,7 +189,7 @@ def test_a_run_is_lost_where_the_last_process_in_it_ended_without_a_word(tmp_pat
     def run(name, *kinds, of_child=True):
         owner = f"host {os.getpid() + of_child} 7"
         monkeypatch.setattr("forge.jobdir.spawned.owner", lambda: owner)
-        opened = ledger.Ledger(tmp_path, tmp_path / name)
+        opened = Ledger(tmp_path, tmp_path / name)
         for kind in ("start", *kinds):
             opened.write(kind)
         opened.close()

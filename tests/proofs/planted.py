@@ -191,7 +191,7 @@ DEFECTS = [
     ),
     Defect(
         "identity_program",
-        "jobdir/identity.py",
+        "jobdir/config_changes.py",
         "return found + changes(",
         "return changes(",
         "another script resumes from the checkpoints of this one",

@@ -14,7 +14,7 @@ import started
 from forge.errors import RehearsalFailed
 from forge.jobdir import job_dir, ledger
 from forge.jobdir.job_files import REHEARSAL
-from forge.jobdir.ledger import Ledger
+from forge.jobdir.ledger_writer import Ledger
 from forge.rehearse import rehearsal
 from forge.rehearse.command import main
 from forge.rehearse.comparing import differing_leaves, differing_values, may_differ
@@ -160,7 +160,7 @@ def test_a_stop_that_a_script_swallows_is_no_end(tmp_path):
     one = Rehearsal([sys.executable, "-c", "pass"], tmp_path)
 
     def begin_only(run, strike):
-        opened = ledger.Ledger(directory)
+        opened = Ledger(directory)
         opened.write("start", step=0)
         opened.close()
         return True

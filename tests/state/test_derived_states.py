@@ -29,7 +29,7 @@ def test_a_derived_state_is_another_one_and_always_the_same():
     """Dropout must not drop the same on two ranks, and a resume must repeat it."""
     state = rng.capture_cpu()
     expected = drawn(state)
-    found = [drawn(rng.derived(state, number)) for number in (1, 2, 1)]
+    found = [drawn(resizing.derived(state, number)) for number in (1, 2, 1)]
     assert found[0] == found[2]
     assert all(len({*column}) == 3 for column in zip(expected, *found[:2], strict=True))
     assert drawn(rng.capture_cpu()) == expected
@@ -82,7 +82,7 @@ class TwoDevices:
 
 def test_a_rank_that_has_another_device_now_draws_on_as_it_would_have(monkeypatch):
     """Two nodes with a GPU each, and then one with two: rank 1 was on its node's first."""
-    monkeypatch.setattr(rng, "_DEVICES", ("elsewhere",))
+    monkeypatch.setattr(rng, "DEVICES", ("elsewhere",))
     monkeypatch.setattr(torch, "elsewhere", TwoDevices(0), raising=False)
     saved = rng.capture()
     monkeypatch.setattr(torch, "elsewhere", TwoDevices(1), raising=False)

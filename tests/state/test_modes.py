@@ -2,6 +2,7 @@
 
 import torch
 
+from forge.state import restoring
 from forge.state.registry import StateRegistry
 
 
@@ -18,7 +19,7 @@ def test_modes_and_rates_of_dropout_come_back():
     trained[2].p = 0.1
     saved = StateRegistry({"net": trained}).capture()
     resumed = net()
-    StateRegistry({"net": resumed}).load(saved)
+    restoring.load(StateRegistry({"net": resumed}), saved)
     assert [one.training for one in resumed.modules()] == [True, True, False, True]
     assert resumed[2].p == 0.1
 
@@ -28,5 +29,5 @@ def test_what_is_saved_is_how_it_was_at_that_time():
     trained = net()
     saved = StateRegistry({"net": trained}).capture()
     trained.eval()
-    StateRegistry({"net": trained}).load(saved)
+    restoring.load(StateRegistry({"net": trained}), saved)
     assert all(one.training for one in trained.modules())

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from forge.errors import CheckpointError, StateMismatch
+from forge.state import restoring
 from forge.state.registry import StateRegistry
 
 
@@ -117,7 +118,7 @@ def test_a_module_that_loads_what_a_new_one_has_not_is_left_to_it(kind):
     if kind is ResizesAll:  # torch calls it for the outermost module only
         live = StateRegistry({"m": new})
         saved["states"]["m"] = {k[6:]: v for k, v in saved["states"]["m"].items()}
-    live.load(saved)
+    restoring.load(live, saved)
     assert str(new.state_dict()) == str(old.state_dict())
 
 
@@ -131,4 +132,4 @@ def test_what_a_module_left_out_as_it_loaded_is_named_all_the_same():
     saved = StateRegistry({"m": nn.Linear(3, 1)}).capture()
     saved["states"]["m"]["scale"] = torch.ones(1)
     with pytest.raises(StateMismatch, match=r"m\.scale: float32\[1\] in .*, nothing in the object"):
-        StateRegistry({"m": TakesAll(3, 1)}).load(saved)
+        restoring.load(StateRegistry({"m": TakesAll(3, 1)}), saved)

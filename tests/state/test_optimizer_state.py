@@ -10,7 +10,7 @@ from placed import resume, save
 from torch import nn
 
 from forge.errors import StateMismatch
-from forge.state import optimizer_state
+from forge.state import optimizer_state, restoring
 from forge.state.registry import StateRegistry
 
 
@@ -113,8 +113,8 @@ def test_what_parameters_share_is_one_tensor_again(way, store):
         resume(store, again)
     else:
         saved = store.newest().state["live"]
-        again.load(saved)
-        again.load(saved)
+        restoring.load(again, saved)
+        restoring.load(again, saved)
     one, two = (state["count"] for state in optimizer.state.values())
     one += 1
     assert two.tolist() == [1]
@@ -145,7 +145,7 @@ def test_the_step_of_a_capturable_optimizer_keeps_its_dtype():
         torch.set_default_dtype(torch.float32)
     # As on a GPU: a capturable optimizer cannot step on a CPU.
     old.param_groups[0]["capturable"] = new.param_groups[0]["capturable"] = True
-    StateRegistry({"o": new}).load(StateRegistry({"o": old}).capture())
+    restoring.load(StateRegistry({"o": new}), StateRegistry({"o": old}).capture())
     assert {state["step"].dtype for state in new.state.values()} == {torch.float64}
 
 
@@ -178,7 +178,7 @@ def test_state_of_no_parameter_is_a_copy():
     optimizer.state["all"] = {"count": torch.zeros(1)}
     live = StateRegistry({"o": optimizer})
     saved = copy.deepcopy(live.capture())
-    live.load(saved)
+    restoring.load(live, saved)
     optimizer.state["all"]["count"] += 1
     assert saved["states"]["o"]["state"]["all"]["count"].tolist() == [0]
 
@@ -255,7 +255,7 @@ def test_groups_and_states_stay_the_very_dicts_that_they_were():
     outer.step()
     saved = copy.deepcopy(registry.capture())
     group["lr"] = 0.7
-    registry.load(saved)
+    restoring.load(registry, saved)
     assert outer.param_groups is groups
     assert outer.state is state
     assert inner.param_groups[0] is outer.param_groups[0] is group
@@ -284,7 +284,7 @@ def test_an_optimizer_inside_another_keeps_the_groups_of_both(order):
     registry = StateRegistry({name: both[name] for name in order})
     saved = registry.capture()
     outer.param_groups[0]["lr"] = 0.5
-    registry.load(saved)
+    restoring.load(registry, saved)
     assert outer.base.param_groups is outer.param_groups
     outer.param_groups[0]["lr"] = 0.01
     assert outer.base.param_groups[0]["lr"] == 0.01

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from forge.errors import ConfigError, StateMismatch
+from forge.state import restoring
 from forge.state.registry import StateRegistry
 
 
@@ -36,7 +37,7 @@ def trained(kind, layer, **options):
 def refusal(live, saved):
     before = str(live.capture())
     with pytest.raises(StateMismatch) as error:
-        live.load(saved)
+        restoring.load(live, saved)
     assert str(live.capture()) == before, "a misfit must change nothing"
     return str(error.value)
 
@@ -150,7 +151,7 @@ def test_every_optimizer_goes_back_to_the_same_bits(name, sizes):
     other = model(*sizes)
     other.insert(0, nn.LayerNorm(sizes[0]))
     again = StateRegistry({"layer": other, "o": kind(other.parameters(), **OPTIMIZERS[name])})
-    again.load(saved)
+    restoring.load(again, saved)
     assert str(again.capture()) == str(saved)
 
 
@@ -173,7 +174,7 @@ def test_averages_in_a_wider_type_than_their_parameters_stay_exact():
     layer = model(2, 1, dtype=torch.bfloat16)
     saved = StateRegistry({"o": trained(Float32Momentum, layer)}).capture()
     optimizer = Float32Momentum(layer.parameters())
-    StateRegistry({"o": optimizer}).load(saved)
+    restoring.load(StateRegistry({"o": optimizer}), saved)
     average = optimizer.state[layer[0].weight]["average"]
     assert average.dtype is torch.float32
     assert torch.equal(average, torch.full((1, 2), 1 / 3))
@@ -186,7 +187,7 @@ def test_what_was_loaded_is_independent_of_the_checkpoint_in_memory():
     layer(torch.ones(1, 2)).sum().backward()
     saved = copy.deepcopy(live.capture())
     expected = str(saved)
-    live.load(saved)
+    restoring.load(live, saved)
     layer(torch.ones(1, 2)).sum().backward()
     live.objects["o"].step()
     assert str(saved) == expected
@@ -199,7 +200,7 @@ def test_gradients_that_are_being_accumulated_come_back_and_others_are_cleared()
     layer[0].weight.grad = torch.tensor([[1.0, 2.0]])
     saved = live.capture()
     layer[0].weight.grad, layer[0].bias.grad = None, torch.ones(1)
-    live.load(saved)
+    restoring.load(live, saved)
     assert layer[0].weight.grad.tolist() == [[1, 2]]
     assert layer[0].bias.grad is None
 
@@ -213,7 +214,7 @@ def test_tied_parameters_and_generators_are_taken_once():
     assert [name for name, _ in live.parameters()] == ["layer.weight", "layer.bias"]
     saved = live.capture()
     expected = torch.rand(3, generator=generator)
-    live.load(saved)
+    restoring.load(live, saved)
     assert torch.equal(torch.rand(3, generator=generator), expected)
 
 
@@ -226,7 +227,7 @@ def test_accumulated_gradients_of_shared_parameters_know_them_by_any_name():
     saved = copy.deepcopy(StateRegistry({"a": one, "b": two}).capture())
     one.weight.grad = None
     one.bias.requires_grad_(True)
-    StateRegistry({"b": two, "a": one}).load(saved)
+    restoring.load(StateRegistry({"b": two, "a": one}), saved)
     assert one.weight.grad.tolist() == [[1, 2]]
     assert not one.bias.requires_grad
 
@@ -238,7 +239,7 @@ def test_a_gradient_that_belongs_to_nothing_is_named():
     saved = live.capture()
     saved["grads"] = {"layer.other": torch.ones(1)}
     with pytest.raises(StateMismatch, match=r"layer\.other: its gradient is in the checkpoint"):
-        live.load(saved)
+        restoring.load(live, saved)
 
 
 class Average:
@@ -264,11 +265,11 @@ def test_a_class_of_the_script_is_one_in_a_sweep_and_alone(first, monkeypatch):
     saved["kinds"]["a"] = f"{first}.Average"  # as in checkpoints of the first versions
     monkeypatch.setattr(Average, "__module__", second)
     average.value = 0
-    StateRegistry({"a": average}).load(saved)
+    restoring.load(StateRegistry({"a": average}), saved)
     assert average.value == 3
     saved["kinds"]["a"] = "other.Average"
     with pytest.raises(StateMismatch, match=r"other\.Average, but .* given a __main__\.Average"):
-        StateRegistry({"a": average}).load(saved)
+        restoring.load(StateRegistry({"a": average}), saved)
 
 
 class OnlySaves:
@@ -297,7 +298,7 @@ def test_an_objects_own_refusal_is_named():
     """With ten objects in a run, the first question is which of them failed."""
     live = StateRegistry({"mine": Fails()})
     with pytest.raises(StateMismatch, match=r"mine: .*Fails\.load_state_dict failed: 'b'"):
-        live.load(live.capture())
+        restoring.load(live, live.capture())
 
 
 def test_lists_and_dicts_of_objects_are_saved_one_by_one():
@@ -308,8 +309,9 @@ def test_lists_and_dicts_of_objects_are_saved_one_by_one():
     assert list(registry.objects) == ["nets.actor", "nets.critic", "optimizers.0", "optimizers.1"]
     assert registry.has(optimizers[1])
     with pytest.raises(StateMismatch, match=r"nets\.critic\.0\.weight: .*, float32\[1, 3\] in"):
-        StateRegistry({"nets": {**nets, "critic": model(3, 1)}, "optimizers": optimizers}).load(
-            registry.capture()
+        restoring.load(
+            StateRegistry({"nets": {**nets, "critic": model(3, 1)}, "optimizers": optimizers}),
+            registry.capture(),
         )
 
 
@@ -332,7 +334,7 @@ def test_generators_of_every_kind_come_back_in_place(make):
     drawn(one)
     saved = StateRegistry({"rng": one}).capture()
     expected = drawn(one)
-    StateRegistry({"rng": other}).load(saved)
+    restoring.load(StateRegistry({"rng": other}), saved)
     assert drawn(other) == expected
 
 
@@ -341,4 +343,4 @@ def test_the_state_of_another_kind_of_generator_is_refused():
     saved = StateRegistry({"rng": np.random.Generator(np.random.PCG64(3))}).capture()
     other = np.random.Generator(np.random.MT19937(3))
     with pytest.raises(StateMismatch, match=r"rng: .*saved state is of .*PCG64.*MT19937"):
-        StateRegistry({"rng": other}).load(saved)
+        restoring.load(StateRegistry({"rng": other}), saved)

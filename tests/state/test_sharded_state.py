@@ -11,7 +11,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
 from forge.checkpoint.store import Store
-from forge.checkpoint.format.codec import Encoder
+from forge.checkpoint.format.encoding import Encoder
 from forge.errors import CheckpointError, ForgeError
 from forge.state import module_state
 from forge.state.registry import StateRegistry

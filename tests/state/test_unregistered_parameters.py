@@ -7,6 +7,7 @@ from torch import nn
 
 import forge
 from forge.errors import StateMismatch
+from forge.state import restoring
 from forge.state.registry import StateRegistry
 
 
@@ -125,10 +126,10 @@ def test_what_does_not_fit_is_named_and_changes_nothing():
     with pytest.raises(
         StateMismatch, match=r"o\.param_groups\[0\]\[0\]: float32\[3\] in .*, float32\[2\] in the o"
     ):
-        live.load(saved)
+        restoring.load(live, saved)
     saved["unregistered"] = {}
     with pytest.raises(
         StateMismatch, match=r"\[0\]\[0\]: nothing in .*, float32\[2\] in the object"
     ):
-        live.load(saved)
+        restoring.load(live, saved)
     assert new.tolist() == [0, 0]

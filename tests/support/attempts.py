@@ -23,7 +23,7 @@ from forge.checkpoint.store import Store
 from forge.config.schema import CheckpointConfig
 from forge.errors import Reason
 from forge.job import local
-from forge.jobdir import ledger, verdict
+from forge.jobdir import verdict
 from forge.jobdir.job_files import (
     LOCK,
     OUTPUT,
@@ -34,6 +34,7 @@ from forge.jobdir.job_files import (
     forge_dir,
     write_atomically,
 )
+from forge.jobdir.ledger_writer import Ledger
 from forge.jobdir.plan import JobPlan, RequeueLimits
 from forge.jobdir.verdict import Verdict
 from forge.launch import results, task
@@ -140,7 +141,7 @@ def resubmit(place: Place) -> object:
 
 
 def begin_ledger(place: Place) -> None:
-    ledger.Ledger(place.job).write("start", step=0)
+    Ledger(place.job).write("start", step=0)
 
 
 def write_verdict(place: Place) -> None:

@@ -3,6 +3,7 @@
 import torch
 from torch import nn
 
+from forge.state import restoring
 from forge.state.registry import StateRegistry
 
 
@@ -29,12 +30,12 @@ def save(store, live, step=1, **more):
 
 
 def newest(store, live):
-    return store.newest(offer=lambda state: live.in_place_targets(state["live"]))
+    return store.newest(offer=lambda state: restoring.in_place_targets(live, state["live"]))
 
 
 def resume(store, live):
     found = newest(store, live)
-    live.load(found.state["live"], found.fill())
+    restoring.load(live, found.state["live"], found.fill())
 
 
 def tensors_of(value):

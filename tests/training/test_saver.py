@@ -11,11 +11,13 @@ import forge
 from forge.checkpoint import writing
 from forge.config.schema import CheckpointConfig, HangConfig, NanConfig
 from forge.errors import CheckpointError, DirectoryInUse
-from forge.jobdir.ledger import Ledger, read
+from forge.jobdir.ledger import read
+from forge.jobdir.ledger_writer import Ledger
 from forge.process import sections
 from forge.process.progress import HeartbeatPage, Phase
 from forge.shutdown import stopping
 from forge.training.loop.snapshot_holder import PendingSnapshot
+from forge.training.metrics import Metrics
 from forge.training.nan.nan_policy import NanPolicy
 from forge.training.saver import FINAL_TRIES, MAX_FAILURES, SaveCause, Saver
 
@@ -28,7 +30,8 @@ def make_saver(open_store):
         store = open_store()
         ledgers.append(Ledger(store.directory))
         nan = NanPolicy(NanConfig())
-        return Saver(store, CheckpointConfig(**config), ledgers[-1], nan), store
+        metrics = Metrics(ledgers[-1])
+        return Saver(store, CheckpointConfig(**config), ledgers[-1], nan, metrics), store
 
     yield make
     for ledger in ledgers:

@@ -9,6 +9,7 @@ from harness import assert_same_bits
 
 import forge
 from forge.jobdir import config_file, ledger
+from forge.jobdir.ledger_writer import Ledger
 
 
 def folds(directory, **spec):
@@ -160,7 +161,7 @@ def test_how_far_a_job_has_come_is_what_all_its_runs_have_saved(tmp_path):
     far = tmp_path / "elsewhere"
     assert ledger.saved_steps(job, "checkpoints") == -1
     for directory in (job / "checkpoints", job / "checkpoints/fold1", far):
-        ledger.Ledger(job, directory).close()
+        Ledger(job, directory).close()
     for directory, step, wanted in (
         (job / "checkpoints/fold1", 0, 0),
         (job / "checkpoints/fold1", 8, 8),

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from forge.checkpoint.format import tensor_encoding
-from forge.checkpoint.format.codec import Encoder
+from forge.checkpoint.format.encoding import Encoder
 from forge.checkpoint.format.tensor_encoding import strided
 
 _FEW = 8
@@ -125,7 +124,7 @@ def _difference(a: Any, b: Any) -> str:
 
 def _value_difference(a: torch.Tensor, b: torch.Tensor) -> str:
     if all(
-        one.shape == other.shape and tensor_encoding.are_same_bits(one, other)
+        one.shape == other.shape and _are_same_bits(one, other)
         for one, other in zip(strided(a), strided(b), strict=True)
     ):
         return ""
@@ -141,3 +140,11 @@ def _value_difference(a: torch.Tensor, b: torch.Tensor) -> str:
     largest = (x - y).abs()[~is_equal].max()
     shown = "nan" if bool(largest.isnan()) else f"{float(largest):g}"
     return f"{count} of {a.numel()} differ, largest difference {shown}"
+
+
+def _are_same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two strided tensors of the same shape, dtype and device are bitwise equal."""
+    if not a.numel():
+        return True
+    raw = [one.contiguous().reshape(-1).view(torch.uint8) for one in (a, b)]
+    return torch.equal(*raw)

@@ -7,11 +7,8 @@ is imported only if the program has imported it already or a checkpoint has NumP
 from __future__ import annotations
 
 import ctypes
-import math
-import mmap
 import os
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -59,12 +56,6 @@ def is_here(device: torch.device) -> bool:
     return (device.index or 0) < int(module.device_count())
 
 
-def in_order(tensor: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
-    """A copy with these strides."""
-    shape, dtype, device = tensor.shape, tensor.dtype, tensor.device
-    return torch.empty_strided(shape, tuple(stride), dtype=dtype, device=device).copy_(tensor)
-
-
 def describe_sparse(tensor: torch.Tensor) -> tuple[list[Any], dict[str, torch.Tensor]]:
     """A sparse tensor as [size, whether coalesced], and its strided tensors by name."""
     named = dict(zip(("indices", "values"), of_torch.coo_parts(tensor), strict=True))
@@ -76,27 +67,6 @@ def strided(tensor: torch.Tensor) -> list[torch.Tensor]:
     if tensor.layout is torch.strided:
         return [tensor]
     return list(describe_sparse(tensor.detach())[1].values())
-
-
-def are_same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two strided tensors of the same shape, dtype and device are bitwise equal."""
-    if not a.numel():
-        return True
-    raw = [one.contiguous().reshape(-1).view(torch.uint8) for one in (a, b)]
-    return torch.equal(*raw)
-
-
-def sparse(described: list[Any], named: dict[str, torch.Tensor]) -> torch.Tensor:
-    """The sparse tensor that `describe_sparse` described; raises if an index is out of range."""
-    size, is_coalesced = described
-    return torch.sparse_coo_tensor(
-        named["indices"],
-        named["values"],
-        size,
-        device=named["values"].device,
-        is_coalesced=is_coalesced,
-        check_invariants=True,
-    )
 
 
 def describe_array(value: Any) -> tuple[str, list[Any], bytes] | None:
@@ -117,52 +87,11 @@ def describe_array(value: Any) -> tuple[str, list[Any], bytes] | None:
     return None
 
 
-def numpy_scalar(description: list[Any], content: bytes) -> Any:
-    """The scalar that `describe_array` described."""
-    import numpy
-
-    (described,) = description
-    dtype = numpy.dtype(described)
-    if not dtype.itemsize:
-        return dtype.type()  # an empty string
-    return numpy.frombuffer(content, dtype=dtype).copy()[0]
-
-
-def numpy_array(description: list[Any], content: bytes) -> Any:
-    """The array that `describe_array` described."""
-    import numpy
-
-    described, shape, *notes = description
-    dtype = numpy.dtype(described)
-    count = math.prod(shape)
-    if count * dtype.itemsize != len(content):
-        raise ValueError(f"expected {count} values of {dtype}, found {len(content)} bytes")
-    flat = numpy.frombuffer(content, dtype=dtype) if count else numpy.empty(0, dtype=dtype)
-    made = flat.reshape(shape, order="F" if "F" in notes else "C").copy("K")
-    made.flags.writeable = "read-only" not in notes
-    return made
-
-
 PAGE = 4096
 """O_DIRECT needs addresses, sizes and file offsets that are multiples of this."""
 
 HUGE = 2 << 20
 """Bytes of a huge page."""
-
-
-def in_huge_pages(tensor: torch.Tensor) -> torch.Tensor:
-    """Request huge pages for a tensor that was never written to; returns the tensor.
-
-    Without them, the first write to each small page takes longer than reading the file into it.
-    A tensor over a mapping of our own would not work: its storage cannot be resized.
-    """
-    advice = getattr(mmap, "MADV_HUGEPAGE", None)
-    begin = -(-tensor.data_ptr() // PAGE) * PAGE
-    end = (tensor.data_ptr() + tensor.nbytes) // PAGE * PAGE
-    if advice is not None and tensor.device.type == "cpu" and end - begin >= HUGE:
-        # This fails if the kernel has no huge pages, which only makes loading slower.
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), advice)
-    return tensor
 
 
 def num_threads() -> int:

@@ -17,7 +17,7 @@ import threading
 import time
 
 from forge.group.requests import Watcher
-from forge.jobdir.ledger import Ledger
+from forge.jobdir.ledger_writer import Ledger
 
 VARIABLE = "FORGE_STRIKE"
 

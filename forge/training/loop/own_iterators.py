@@ -13,8 +13,11 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
+from forge import messages
 from forge.compat import of_torch
 
+_LOOKS = 3
+"""Steps after each of which forge looks."""
 _FRAMES = 4
 """Callers that are searched: a progress bar can be between the loop and forge."""
 _DEPTH = 3
@@ -23,20 +26,30 @@ _DATALOADER = "torch.utils.data.dataloader"  # a loader with a state_dict has it
 
 
 class OwnIterators:
-    """Finds the iterators that were read between two looks."""
+    """Finds the iterators that were read between two looks, each after a step."""
 
     def __init__(self) -> None:
         self._seen: weakref.WeakKeyDictionary[Any, int | None] = weakref.WeakKeyDictionary()
+        self._num_looks = 0
 
-    def read_since(self, frame: types.FrameType | None) -> list[str]:
-        """Names of the variables whose iterators have yielded batches since the last call.
+    def look(self) -> bool:
+        """Warn if iterators have yielded batches since the last call; whether to look again."""
+        self._num_looks += 1
+        names = self._read()
+        if names:
+            messages.warn(
+                f"A resume could be inexact here: the loop reads a DataLoader by"
+                f" `{'`, `'.join(names)}`, whose place in the data is not saved. Give the loader to"
+                " the loop, `for step, batch in run.steps(n, loader):`; or, if the loop has one"
+                " already, read this one with `second = run.loader(loader)` and `next(second)`."
+            )
+        return not names and self._num_looks < _LOOKS
 
-        Args:
-            frame: The frame of the loop, or of something between it and forge.
-        """
+    def _read(self) -> list[str]:
+        """Names of the variables whose iterators have yielded batches since the last call."""
         before, self._seen = self._seen, weakref.WeakKeyDictionary()
         found: dict[str, None] = {}
-        for name, iterator in _variables(frame):
+        for name, iterator in _variables(inspect.currentframe()):
             count = self._seen[iterator] = of_torch.num_yielded(iterator)
             if before.get(iterator, count) != count:
                 found[name] = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import weakref
 from collections.abc import Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -37,8 +36,6 @@ def again(n: float, step: int) -> str:
     )
 
 
-_LOOKS = 3
-"""Steps after which the loop's own iterators are looked for."""
 _EPOCHS = 3
 """Loops over one loader, each with a larger `n`, that look like a loop over epochs."""
 
@@ -77,7 +74,8 @@ class Steps:
         self._repeated: tuple[Any, float, int] = (None, 0, 0)
         """The last loop's loader and `n`, and the number of loops in a row over that loader."""
         self._own: OwnIterators | None = None
-        self._num_looks = 0
+        """Looks for iterators of the script, after each of the first steps."""
+        self._is_looking = True
 
     def iterate(self, n: float, loader: Iterable[Any] | None) -> Iterator[Any]:
         """See `Run.steps`."""
@@ -145,23 +143,6 @@ class Steps:
                 raise
         self._boundary.end_loop()
 
-    def _look_for_iterators(self) -> None:
-        """After each of the first steps, warn once of batches that the loop reads by itself."""
-        from forge.training.loop.own_iterators import OwnIterators  # used in the first steps only
-
-        self._num_looks += 1
-        self._own = self._own or OwnIterators()
-        if names := self._own.read_since(inspect.currentframe()):
-            self._num_looks = _LOOKS
-            messages.warn(
-                f"A resume could be inexact here: the loop reads a DataLoader by"
-                f" `{'`, `'.join(names)}`, whose place in the data is not saved. Give the loader to"
-                " the loop, `for step, batch in run.steps(n, loader):`; or, if the loop has one"
-                " already, read this one with `second = run.loader(loader)` and `next(second)`."
-            )
-        if self._num_looks == _LOOKS:
-            self._own = None  # which keeps iterators, and so their workers
-
     def go_to(self, position: Position, state: dict[str, Any]) -> None:
         """Go to a saved position in the data; exits if the loader cannot go there."""
         with self._shutdown.giving_up():
@@ -181,5 +162,9 @@ class Steps:
             tell(batch)
         value = (loops.step, batch) if position is not None else loops.step
         yield from counted(loops, self._updater, value)
-        if self._num_looks < _LOOKS:
-            self._look_for_iterators()
+        if self._is_looking:
+            from forge.training.loop.own_iterators import OwnIterators
+
+            self._own = self._own or OwnIterators()
+            self._is_looking = self._own.look()
+            self._own = self._own if self._is_looking else None

@@ -133,6 +133,8 @@ class NanPolicy:
         """Rollbacks so far."""
         self.lr_scale = 1.0
         """Factor of the learning rate."""
+        self._is_alone = num_ranks() == 1
+        """Asked once, since asking takes longer than checking a number."""
         self._judged: int | None = None
         self.wants: Halt | RollBack | None = None
 
@@ -175,7 +177,7 @@ class NanPolicy:
             alarm = value + norm.to(value.device)
         # Ranks exchange whether gradients are good, too: after `no_sync`, a comm hook or a fault
         # of one device, gradients differ between ranks without an error.
-        is_known_fine = alarm.is_cpu and num_ranks() == 1 and math.isfinite(alarm.item())
+        is_known_fine = alarm.is_cpu and self._is_alone and math.isfinite(alarm.item())
         are_fine = None if is_known_fine else finite_on_all_ranks(alarm)
         if clip_norm is not None and norm is not None:
             # Before the answer of a device or of other ranks: clip meanwhile, unless it is bad.

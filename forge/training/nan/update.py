@@ -201,7 +201,7 @@ class Updater(Watcher):
     def _require_registered(
         self, optimizers: Sequence[Any], schedules: Sequence[Any], scaler: Any
     ) -> None:
-        given = tuple(id(one) for one in (*optimizers, *schedules, scaler))
+        given = tuple(map(id, (*optimizers, *schedules, scaler)))
         if given in self._accepted:
             return
         for one in schedules:

@@ -19,7 +19,7 @@ from forge._version import __version__
 from forge.config.schema import Policy
 from forge.errors import ConfigError
 from forge.group.group import Exchange
-from forge.jobdir import flat_config, identity, job_dir
+from forge.jobdir import config_changes, flat_config, identity, job_dir
 from forge.jobdir.identity import Identity
 from forge.training.start import preflight
 
@@ -44,8 +44,8 @@ def check(
     first = ranks[0]
     differing: dict[tuple[str, tuple[str, str]], list[int]] = defaultdict(list)
     for rank, one in enumerate(ranks):
-        changed = identity.changes(first["values"], one["values"])
-        changed += identity.differences(Identity(**first["job"]), Identity(**one["job"]))
+        changed = config_changes.changes(first["values"], one["values"])
+        changed += config_changes.differences(Identity(**first["job"]), Identity(**one["job"]))
         for each in changed:
             differing[each.key, each.shown].append(rank)
     problems = [

@@ -8,32 +8,26 @@ import os
 import socket
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from forge import messages
-from forge.checkpoint.format.manifest import Origin
 from forge.checkpoint.store import Store
 from forge.config.rules import directory_problem
 from forge.config.schema import NanAction, Policy
 from forge.errors import ConfigError, ExitCode, Reason
 from forge.filesystem import foreign
 from forge.group.group import Coordinator
-from forge.jobdir import job_dir, ledger, verdict
+from forge.jobdir import job_dir, ledger_writer, verdict
 from forge.jobdir.job_files import forge_dir, step_dirs
-from forge.jobdir.ledger import Ledger
+from forge.jobdir.ledger_writer import Ledger
 from forge.jobdir.verdict import Verdict
 from forge.shutdown import stopping
-from forge.state import run_values
-from forge.state.registry import StateRegistry
 from forge.training.interval import Interval
 from forge.training.metrics import Metrics
 from forge.training.nan.nan_policy import NanPolicy
 from forge.training.saver import Saver
-
-if TYPE_CHECKING:
-    from forge.checkpoint.reading import Checkpoint, Offer, Offers
 
 _PERSONAL = ("rng", "ended")
 """Keys of a state that each rank keeps for itself."""
@@ -57,24 +51,23 @@ class AttemptIO:
         ranks: Coordinator,
     ) -> None:
         self.job = job
-        self._ranks = ranks
+        self.ranks = ranks
         self._is_first = ranks.rank == 0
         """Whether this is rank 0, which writes and logs for all ranks."""
         began = time.time()
         self._name = name
         self._training = f"Training of {name}" if name else "Training"
-        self._config = policy.checkpoint
+        self.config = policy.checkpoint
         self._stop_s = policy.stop_s or policy.signal.warning_s
         self.checkpoint_dir = checkpoint_dir
         check_directory(policy, checkpoint_dir)
-        if ledger.has_finished(job, checkpoint_dir):
+        if ledger_writer.has_finished(job, checkpoint_dir):
             problem = (
                 f"this process has already finished a training in {checkpoint_dir}. This Run would"
                 " resume from its end and train nothing. If a script has several Runs (folds,"
                 ' seeds, stages), give each a name: forge.Run(policy, name="fold2", …).'
             )
             raise ConfigError([problem], "This Run")
-        self._every = policy.checkpoint.every_steps or 1
         can_roll_back = policy.nan.action is NanAction.rollback
         self.store = Store(
             checkpoint_dir,
@@ -86,10 +79,7 @@ class AttemptIO:
         self.ledger = Ledger(job, checkpoint_dir)
         foreign.note_claim(job)
         self.metrics = Metrics(self.ledger)
-        self._job_id = ""
-        """The id of `job.json`, once the attempt has begun."""
-        origin, summary = self._origin, self.metrics.summary
-        self.saver = Saver(self.store, policy.checkpoint, self.ledger, nan, origin, summary)
+        self.saver = Saver(self.store, policy.checkpoint, self.ledger, nan, self.metrics)
         verdict.clear(job, checkpoint_dir, began)
         self.command = job_dir.resume_command(job)
         """The command that resumes this job by hand."""
@@ -106,57 +96,6 @@ class AttemptIO:
         self._is_judged = self._is_supervised or requeuer is not None
         """Whether another process records what happens to the job after a stop."""
 
-    def newest(self, live: StateRegistry) -> Checkpoint | None:
-        """The checkpoint to resume from; logs why newer ones were skipped.
-
-        If there is none, the objects are loaded from `checkpoint.init_from`.
-        """
-        found = self.store.newest(offer=_targets(live))
-        for reason in self.store.passed_over:
-            messages.warn(f"Skipped {reason}")
-        if found is not None:
-            self._newest = found.path
-            self._resize(found, is_new=True)
-            self._note_torch(found)
-        elif self._config.init_from is not None:
-            from forge.training.start import init_from  # most jobs start from nothing
-
-            self.ledger.write("import", **init_from.load(self._config, live))
-        return found
-
-    def _resize(self, found: Checkpoint, *, is_new: bool = False) -> None:
-        """Adapt the state if another number of ranks has saved it; record and log it if new."""
-        before, now = found.manifest.world_size, self._ranks.size
-        if before == now:
-            return
-        from forge.training.start import resizing
-
-        resizing.adapt(found, self._ranks)
-        if is_new:
-            self.ledger.write("resized", step=found.manifest.step, before=before, now=now)
-            if self._is_first:
-                messages.warn(resizing.described(found, now))
-
-    def _note_torch(self, found: Checkpoint) -> None:
-        """Log that another version of torch saved the checkpoint, which can give other bits."""
-        before, now = found.manifest.versions.get("torch"), str(torch.__version__)
-        if before not in (None, now) and self._is_first:
-            messages.warn(
-                f"{found.path.name} was saved with torch {before}, but this is torch {now}. Another"
-                " version can add numbers in another order, so the result can differ in its last"
-                " bits from that of a training with one version. If that matters, install torch"
-                f" {before} again."
-            )
-
-    def begun_with(self, live: StateRegistry) -> Checkpoint:
-        """Read again the checkpoint that `newest` returned."""
-        found = self.store.read(self._newest, _targets(live))
-        self._resize(found)
-        return found
-
-    def _origin(self) -> Origin:
-        return Origin(self.ledger.attempt, self._job_id, self.metrics.latest())
-
     def record_start(
         self,
         step: int,
@@ -167,7 +106,6 @@ class AttemptIO:
         is_complete: bool,
     ) -> None:
         """Record and log the start of this attempt."""
-        self._job_id = job_id
         self.ledger.write(
             "start",
             step=step,
@@ -182,7 +120,7 @@ class AttemptIO:
             summary=self.metrics.summary(),
         )
         self.ledger.progress(step)
-        self.saver.count_from(step if resumed_from else None)
+        self.saver.begin(job_id, step if resumed_from else None)
         if resumed_from:
             self.saver.tidy()  # a stop leaves old checkpoints for the next attempt to remove
         self.metrics.on_step(step)
@@ -203,20 +141,6 @@ class AttemptIO:
             )
         if not self._is_supervised:
             messages.say(f"To resume this job after a stop:\n  {self.command}")
-
-    def rollback_target(self, live: StateRegistry, at_most: int) -> Checkpoint | None:
-        """The newest good checkpoint at a boundary with at most `at_most` steps done.
-
-        Preferably a checkpoint that an uninterrupted run has too: not one saved by a stop.
-        """
-        every, targets = self._every, _targets(live)
-        newest = self.store.newest
-        found = newest(at_most, every, targets) or newest(at_most, offer=targets)
-        for reason in self.store.passed_over:
-            messages.warn(f"Skipped {reason}")
-        if found is not None:
-            self._resize(found)
-        return found
 
     def pin(self, step: int) -> None:
         """Keep the checkpoint of this step; a failure is logged."""
@@ -304,13 +228,3 @@ def check_directory(policy: Policy, checkpoint_dir: Path) -> None:
     if problem:
         key = f"`resilience.checkpoint.dir={policy.checkpoint.dir}`"
         raise ConfigError([f"{key} ({checkpoint_dir}): {problem}"])
-
-
-def _targets(live: StateRegistry) -> Offer:
-    """The target of a checkpoint's tensors; refuses a checkpoint that cannot be loaded."""
-
-    def targets(state: dict[str, Any]) -> Offers:
-        run_values.check(state)
-        return live.in_place_targets(state["live"])
-
-    return targets

@@ -22,12 +22,13 @@ from forge.checkpoint.format import manifest
 from forge.errors import CheckpointError, ConfigError, DamagedCheckpoint
 from forge.filesystem.files import read_plain, write_atomically
 from forge.jobdir import identity, job_dir
-from forge.jobdir.identity import Change, Identity
+from forge.jobdir.identity import Identity
 from forge.jobdir.job_files import RESUME, step_dirs
-from forge.jobdir.ledger import Ledger
+from forge.jobdir.ledger_writer import Ledger
 from forge.state.initial_hyperparameters import InitialHyperparameters
 
 if TYPE_CHECKING:  # most jobs keep their config
+    from forge.jobdir.config_changes import Change
     from forge.state.changed_hyperparameters import ChangedHyperparameters
 
 FILE = "job.json"
@@ -132,7 +133,9 @@ class CheckpointOwner:
         Raises:
             ConfigError: If the job must not resume.
         """
-        self._changed = identity.differences(known.identity, mine.identity)
+        from forge.jobdir.config_changes import differences, listed  # no first start needs it
+
+        self._changed = differences(known.identity, mine.identity)
         if is_change_wanted:
             return _id(known.identity, known.built) == mine.id
         if self._changed:
@@ -143,19 +146,19 @@ class CheckpointOwner:
             raise ConfigError(
                 [
                     f"{self._path.parent} has the checkpoints of another job{started_in}."
-                    f" Differences:{identity.listed(self._changed, 6)}\n    To"
+                    f" Differences:{listed(self._changed, 6)}\n    To"
                     f" resume that job with this config:\n      {command}\n   "
                     " To train both, give each its own directory (`resilience.checkpoint.dir`)."
                     + (_BY_CONFIG if mine.words is not None else "")
                 ],
                 "The checkpoint directory",
             )
-        kept = self._built.kept(known.built)
+        kept = self._changes(known.built).kept()
         if kept:
             messages.warn(
                 "The script now builds other values than at the first start. The values in the"
                 " checkpoint replace them (`resilience.resume=changed` keeps the new values):"
-                f"{identity.listed(kept)}"
+                f"{listed(kept)}"
             )
         return True
 
@@ -200,9 +203,8 @@ class CheckpointOwner:
             return
         changed = self._changes(recorded).adapt(states)
         if changed:
-            _record(ledger, changed)
             text = "Changed in the checkpoint's state, because the config has changed"
-            messages.say(f"{text}:{identity.listed(changed)}")
+            _record(ledger, text, changed)
 
     def keep(self, ledger: Ledger) -> None:
         """Write `job.json`, and log a change of the directory's job.
@@ -219,11 +221,8 @@ class CheckpointOwner:
         if before is None:
             return
         if self._changed and len(self._known) > 1:
-            _record(ledger, self._changed)
-            messages.say(
-                f"Resumes the job that was started in {before.job_dir}, with the new config of this"
-                f" start:{identity.listed(self._changed)}"
-            )
+            text = f"Resumes the job that was started in {before.job_dir}, with the new config of"
+            _record(ledger, f"{text} this start", self._changed)
         elif before.job_dir != now.job_dir and before.id == now.id:
             messages.say(
                 f"Resumes the job that was started in {before.job_dir}: the program and the config"
@@ -237,13 +236,17 @@ class CheckpointOwner:
             return False
 
 
-def _record(ledger: Ledger, changed: list[Change]) -> None:
+def _record(ledger: Ledger, text: str, changed: list[Change]) -> None:
+    """Record the changes, and log them after the text."""
+    from forge.jobdir.config_changes import listed
+
     ledger.write(
         "changed",
         keys=[one.key for one in changed],
         before={one.key: one.before for one in changed},
         after={one.key: one.now for one in changed},
     )
+    messages.say(f"{text}:{listed(changed)}")
 
 
 def _id(who: Identity, built: dict[str, Any]) -> str:

@@ -30,9 +30,9 @@ from forge.checkpoint.format import shards
 from forge.config.schema import CheckpointConfig
 from forge.errors import CheckpointError, ConfigError, StateMismatch
 from forge.jobdir import job_dir
-from forge.state import unregistered
+from forge.state import restoring, unregistered
 from forge.state.optimizer_state import TensorCopies
-from forge.state.registry import StateRegistry, refuse
+from forge.state.registry import StateRegistry
 
 _SHOWN = 8
 """Number of keys that a message lists."""
@@ -182,13 +182,13 @@ def _renamed(state: dict[str, Any], module: torch.nn.Module) -> dict[str, Any]:
 def _put(found: _Found, live: StateRegistry) -> None:
     """Compare everything, then load it."""
     part = StateRegistry({name: live.objects[name] for name in found.states})
-    part.check({"states": found.states, "kinds": found.kinds})
-    refuse(unregistered.differences(live.objects, found.unregistered, is_whole=False))
+    restoring.check(part, {"states": found.states, "kinds": found.kinds})
+    restoring.refuse(restoring.stray_differences(live.objects, found.unregistered, is_whole=False))
     given = {"states": found.states, "unregistered": found.unregistered}
-    likes = {id(leaf): like.tensor for leaf, like in part.shardings(given)}
+    likes = {id(leaf): like.tensor for leaf, like in restoring.shardings(part, given)}
     for name, state in found.states.items():
-        part.put(name, _sharded(state, likes), TensorCopies())
-    unregistered.load(live.objects, _sharded(found.unregistered, likes))
+        restoring.put(part, name, _sharded(state, likes), TensorCopies())
+    restoring.load_strays(live.objects, _sharded(found.unregistered, likes))
 
 
 def _sharded(value: Any, likes: Mapping[int, torch.Tensor]) -> Any:

@@ -12,7 +12,8 @@ import pytest
 import safetensors.torch
 import torch
 
-from forge.checkpoint.format.codec import Encoder, decode
+from forge.checkpoint.format.decoding import decode
+from forge.checkpoint.format.encoding import Encoder
 from forge.checkpoint.store import Store
 from forge.errors import CheckpointError, DamagedCheckpoint
 

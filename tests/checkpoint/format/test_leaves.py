@@ -10,7 +10,7 @@ import numpy
 import pytest
 import torch
 
-from forge.checkpoint.format.codec import MAX_DEPTH
+from forge.checkpoint.format.encoding import MAX_DEPTH
 from forge.checkpoint.format.leaves import differences
 from forge.checkpoint.store import Store
 from forge.errors import CheckpointError

@@ -8,7 +8,7 @@ import numpy
 import pytest
 import torch
 
-from forge.checkpoint.format.codec import decode
+from forge.checkpoint.format.decoding import decode
 from forge.checkpoint.store import Store
 from forge.config.schema import OnPendingSave
 from forge.errors import CheckpointError, DamagedCheckpoint

@@ -17,7 +17,7 @@ from torture.calls import WRITES
 from forge.checkpoint import removal, writing
 from forge.checkpoint.fence import Fence
 from forge.checkpoint.files import CheckedFile
-from forge.checkpoint.format import codec
+from forge.checkpoint.format import decoding
 from forge.checkpoint.format.manifest import Files
 from forge.checkpoint.removal import Remover
 from forge.checkpoint.staging import Snapshot
@@ -74,7 +74,7 @@ def _no_write_errors() -> None:
 
 def _no_odd_errors() -> None:
     """For a malformed value in a checkpoint the decoder expects a KeyError only."""
-    codec.MALFORMED = (KeyError,)  # type: ignore[assignment]
+    decoding.MALFORMED = (KeyError,)  # type: ignore[assignment]
 
 
 def _no_temporary() -> None:

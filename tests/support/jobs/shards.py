@@ -21,6 +21,7 @@ from forge.checkpoint.store import Store
 from forge.config.schema import CheckpointConfig, Verify
 from forge.filesystem.files import write_atomically
 from forge.group.collectives import enter_group
+from forge.state import restoring
 from forge.state.registry import StateRegistry
 
 torch.set_num_threads(1)
@@ -109,7 +110,7 @@ dist.barrier()
 if group.rank:
     store = Store(directory / "checkpoints", config, ranks=group, personal=("own",))
 sys.addaudithook(lambda kind, given: opened.append(str(given[0])) if kind == "open" else None)
-found = store.newest(offer=lambda state: live.in_place_targets(state["live"]))
+found = store.newest(offer=lambda state: restoring.in_place_targets(live, state["live"]))
 told = {"step": None}
 if found is not None:
     read = found.state["live"]["states"]["model"]
@@ -118,7 +119,7 @@ if found is not None:
         for name, p in model.named_parameters()
         if not name.startswith("norm.")  # which has a loading of its own
     )
-    live.load(found.state["live"], found.fill())
+    restoring.load(live, found.state["live"], found.fill())
     files = sorted({Path(name).name for name in opened if found.path.name in name})
     told = {
         "step": found.manifest.step,

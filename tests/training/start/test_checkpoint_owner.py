@@ -12,7 +12,7 @@ from forge.checkpoint.store import Store
 from forge.config.schema import CheckpointConfig
 from forge.errors import CheckpointError, ConfigError
 from forge.jobdir import config_file, identity
-from forge.jobdir.ledger import Ledger
+from forge.jobdir.ledger_writer import Ledger
 from forge.state.initial_hyperparameters import InitialHyperparameters
 from forge.training.start import checkpoint_owner as owners
 from forge.training.start.checkpoint_owner import CheckpointOwner

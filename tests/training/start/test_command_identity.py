@@ -155,12 +155,12 @@ def test_the_command_that_a_stop_prints_resumes(program):
 )
 def test_what_differs_is_named_by_option(before, now, text):
     """For display only: forge compares the arguments in their order."""
-    from forge.jobdir import identity
+    from forge.jobdir import config_changes
     from forge.jobdir.identity import Identity
 
-    found = identity.differences(*(Identity("train", "", None, one) for one in (before, now)))
-    assert text in identity.listed(found)
-    assert "\x1b" not in identity.listed(found)
+    found = config_changes.differences(*(Identity("train", "", None, one) for one in (before, now)))
+    assert text in config_changes.listed(found)
+    assert "\x1b" not in config_changes.listed(found)
 
 
 def test_the_local_rank_does_not_count(program):

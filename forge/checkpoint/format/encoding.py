@@ -1,4 +1,4 @@
-"""Encode a state as JSON and tensors, exactly, and decode it without executing anything.
+"""Encode a state as JSON and tensors, exactly; `decoding.py` decodes it.
 
 The result of `state_dict()` is walked as a tree. Plain values are written as JSON; values that
 JSON would change (tuples, integer keys, NaN) are tagged by a key that begins with `!`. Tensors
@@ -19,7 +19,7 @@ import hashlib
 import json
 import math
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -27,9 +27,8 @@ import torch
 from forge.checkpoint.format import shards, tensor_encoding
 from forge.checkpoint.format.shards import Shard
 from forge.checkpoint.format.tensor_encoding import digest
-from forge.checkpoint.format.tensorfile import MALFORMED
 from forge.compat import of_torch
-from forge.errors import CheckpointError, DamagedCheckpoint
+from forge.errors import CheckpointError
 
 MAX_DEPTH = 100
 """Nested containers at most; Python's recursion limit would depend on the caller's stack depth."""
@@ -235,12 +234,6 @@ def _odd_float(value: float) -> str:
     return raw.hex() if math.isnan(value) and raw != _NAN else repr(value)
 
 
-def _float(text: str) -> float:
-    if len(text) == 16:
-        return float(struct.unpack("<d", bytes.fromhex(text))[0])
-    return float(text)
-
-
 def _join(path: str, key: Any) -> str:
     try:
         shown = str(key)
@@ -252,10 +245,10 @@ def _join(path: str, key: Any) -> str:
 @functools.lru_cache(maxsize=1 << 14)
 def _is_reordered(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
     """Whether the elements fill their memory, but not in the order of a contiguous tensor."""
-    return stride != torch.empty(shape, device="meta").stride() and _is_dense(shape, stride)
+    return stride != torch.empty(shape, device="meta").stride() and is_dense(shape, stride)
 
 
-def _is_dense(shape: Sequence[int], stride: tuple[int, ...]) -> bool:
+def is_dense(shape: Sequence[int], stride: tuple[int, ...]) -> bool:
     """Whether the elements fill their memory without gaps or overlaps, in some order."""
     expected = 1
     for distance, size in sorted(zip(stride, shape, strict=True)):
@@ -264,134 +257,3 @@ def _is_dense(shape: Sequence[int], stride: tuple[int, ...]) -> bool:
                 return False
             expected *= size
     return True
-
-
-def decode(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """The tree that was passed to `Encoder.encode`.
-
-    Raises:
-        DamagedCheckpoint: If an encoder cannot have written `value`.
-    """
-    return Decoder(tensors).decode(value)
-
-
-class Decoder:
-    """Decodes trees, with the tensors of these names.
-
-    `Outline` (`reading.py`) replaces `tensor`, `sharded` and `malformed`.
-    """
-
-    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        self._tensors = dict(tensors)
-
-    def decode(self, value: Any) -> Any:
-        """The tree that was passed to `Encoder.encode`; raises as the function does."""
-        try:
-            return self.inner(value)
-        except RecursionError:
-            raise DamagedCheckpoint(
-                "its values are nested too deeply for Python's recursion limit"
-                " (sys.setrecursionlimit)"
-            ) from None
-
-    def inner(self, value: Any) -> Any:
-        """Decode a value inside the tree."""
-        if isinstance(value, list):
-            return [self.inner(v) for v in value]
-        if not isinstance(value, dict):
-            return value
-        tag = next((key for key in value if key.startswith("!")), None)
-        if tag is None:
-            return {key: self.inner(v) for key, v in value.items()}
-        if tag not in _DECODERS:
-            raise DamagedCheckpoint(f"unknown tag {tag!r}: written by a newer forge?")
-        try:
-            return _DECODERS[tag](value, self)
-        except RecursionError:
-            raise
-        except MALFORMED as error:
-            return self.malformed(tag, error)
-
-    def pairs(self, items: list[list[Any]]) -> list[tuple[Any, Any]]:
-        """Decode the items of a dict."""
-        return [(self.inner(key), self.inner(v)) for key, v in items]
-
-    def tensor(self, described: dict[str, Any]) -> torch.Tensor:
-        """The tensor of this name, with these strides."""
-        name = described["!tensor"]
-        tensor = self._tensors[name]
-        stride = stride_of(described, tensor.shape)
-        if stride and tensor.stride() != stride and not shards.is_sharded(tensor):
-            tensor = tensor_encoding.in_order(tensor, stride)
-        self._tensors[name] = tensor  # so that tied tensors are tied again
-        return tensor
-
-    def sharded(self, described: dict[str, Any], shard: Shard) -> torch.Tensor:
-        """The tensor of this name, which was a shard when it was saved."""
-        return self._tensors[described["!tensor"]]
-
-    def malformed(self, tag: str, error: Exception) -> Any:
-        """Raise DamagedCheckpoint, or return what a malformed value becomes."""
-        raise DamagedCheckpoint(f"a value tagged {tag!r} cannot be read: {error!r}") from error
-
-
-def stride_of(described: dict[str, Any], shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides of a tensor whose elements are not in the usual order; else empty."""
-    stride = tuple(described.get("stride", ()))
-    if stride and not (all(type(s) is int for s in stride) and _is_dense(shape, stride)):
-        # Such strides could allocate any amount of memory.
-        raise DamagedCheckpoint(f"the strides {stride} do not fit a tensor of shape {list(shape)}")
-    return stride
-
-
-def _decode_ordered(value: dict[str, Any], decoder: Decoder) -> Any:
-    decoded = collections.OrderedDict(decoder.pairs(value["!OrderedDict"]))
-    if "metadata" in value:
-        versions = collections.OrderedDict(decoder.inner(value["metadata"]))
-        of_torch.set_layer_versions(decoded, versions)
-    return decoded
-
-
-def _dtype(name: str) -> torch.dtype:
-    found = vars(torch).get(name)
-    if not isinstance(found, torch.dtype):
-        raise DamagedCheckpoint(f"torch.{name} is not a dtype")
-    return found
-
-
-def _decode_sparse(value: dict[str, Any], decoder: Decoder) -> torch.Tensor:
-    named = {name: decoder.tensor(one) for name, one in value["parts"].items()}
-    return tensor_encoding.sparse(value["!sparse"], named)
-
-
-def _decode_numpy_scalar(value: dict[str, Any], decoder: Decoder) -> Any:
-    *description, raw = value["!numpy_scalar"]
-    return tensor_encoding.numpy_scalar(description, base64.b64decode(raw))
-
-
-def _decode_ndarray(value: dict[str, Any], decoder: Decoder) -> Any:
-    content = bytes(decoder.tensor(value["bytes"]).contiguous().numpy())
-    return tensor_encoding.numpy_array(value["!ndarray"], content)
-
-
-_DECODERS: dict[str, Callable[[dict[str, Any], Decoder], Any]] = {
-    "!tensor": lambda v, d: d.tensor(v),
-    "!shard": lambda v, d: d.sharded(v["part"], Shard.from_json(v["!shard"])),
-    "!sparse": _decode_sparse,
-    "!OrderedDict": _decode_ordered,
-    "!Counter": lambda v, d: collections.Counter(dict(d.pairs(v["!Counter"]))),
-    "!dict": lambda v, d: dict(d.pairs(v["!dict"])),
-    "!tuple": lambda v, d: tuple(d.inner(v["!tuple"])),
-    "!set": lambda v, d: set(d.inner(v["!set"])),
-    "!frozenset": lambda v, d: frozenset(d.inner(v["!frozenset"])),
-    "!size": lambda v, d: torch.Size(v["!size"]),
-    "!int": lambda v, d: int(v["!int"], 16),
-    "!float": lambda v, d: _float(v["!float"]),
-    "!complex": lambda v, d: complex(*d.inner(v["!complex"])),
-    "!bytes": lambda v, d: base64.b64decode(v["!bytes"]),
-    "!bytearray": lambda v, d: bytearray(base64.b64decode(v["!bytearray"])),
-    "!dtype": lambda v, d: _dtype(v["!dtype"]),
-    "!device": lambda v, d: torch.device(v["!device"]),
-    "!numpy_scalar": _decode_numpy_scalar,
-    "!ndarray": _decode_ndarray,
-}
