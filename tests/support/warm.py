@@ -227,6 +227,30 @@ PRINT_START = (
 )
 
 
+def _asking(text: str) -> str:
+    """A command or script that starts Python; it prints how it would start it, instead."""
+    python = f" {shlex.quote(sys.executable)} "
+    assert text.count(python) == 1, text
+    return text.replace(python, f"{python}-ISc {shlex.quote(PRINT_START)} ")
+
+
+def _started(printed: bytes) -> tuple[list[str], str, dict[str, str]]:
+    args, folder, env = json.loads(printed)
+    return [sys.executable, *args[1:]], folder, env
+
+
+def run_script(path: Path) -> subprocess.CompletedProcess:
+    """Run a shell's script, from another folder; what it would start is forked."""
+    text = path.read_text()
+    path.write_text(_asking(text))
+    try:
+        args, folder, env = _started(subprocess.check_output(["sh", path], cwd="/"))
+    finally:
+        path.write_text(text)
+    options = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return run(args, timeout=200, start_new_session=True, cwd=folder, env=env, **options)
+
+
 def run_printed(
     output: str, *, in_shell: bool = False, is_forked: bool = True
 ) -> subprocess.CompletedProcess:
@@ -242,11 +266,8 @@ def run_printed(
     if in_shell and not is_forked:
         return subprocess.run(command, shell=True, cwd="/", timeout=200, **options)
     if in_shell:
-        python = f" {shlex.quote(sys.executable)} "
-        assert command.count(python) == 1, command
-        asked = command.replace(python, f"{python}-ISc {shlex.quote(PRINT_START)} ")
-        args, folder, env = json.loads(subprocess.check_output(asked, shell=True, cwd="/"))
-        args = [sys.executable, *args[1:]]
+        asked = _asking(command)
+        args, folder, env = _started(subprocess.check_output(asked, shell=True, cwd="/"))
     else:
         _, folder, then, *args = shlex.split(command)
         assert then == "&&", command
