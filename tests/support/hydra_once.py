@@ -24,6 +24,7 @@ from hydra.core.default_element import ResultDefault
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
+from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig, OmegaConf, _utils, base
 
 import hydra_plugins
@@ -61,6 +62,24 @@ def use(policy):
     assume_no_mode()
 
 
+class Kept(ConfigResult):
+    """One of the files: its config is needed only where it is not merged already."""
+
+    def __init__(self, found, config):
+        self._pickled = config
+        vars(self).update(pickle.loads(found), _config=None)
+
+    @property
+    def config(self):
+        if self._config is None:
+            self._config = pickle.loads(self._pickled)
+        return self._config
+
+    @config.setter
+    def config(self, config):
+        self._config = config
+
+
 def read_once():
     """Cache the files of Hydra and the presets, whose reading dominates a composition."""
     read, really = {}, ConfigRepository.load_config
@@ -68,11 +87,7 @@ def read_once():
     def load_config(self, config_path):
         source = self._find_object_source(config_path, ObjectType.CONFIG)
         name = source and (str(source), config_path)
-        if name not in read:
-            return really(self, config_path)
-        found = pickle.loads(read[name])
-        found.is_read_once = True
-        return found
+        return Kept(*read[name]) if name in read else really(self, config_path)
 
     every = sources()
     presets = [path.relative_to(f"{TREE}/conf") for path in Path(TREE, "conf").rglob("*.yaml")]
@@ -81,8 +96,11 @@ def read_once():
     others += ["hydra/launcher/basic", "hydra/config"]
     for name in [*(str(path.with_suffix("")) for path in presets), *others]:
         source = every._find_object_source(name, ObjectType.CONFIG)
-        read[str(source), name] = pickle.dumps(every.load_config(name))
+        found = every.load_config(name)
+        config = pickle.dumps(vars(found).pop("config"))
+        read[str(source), name] = pickle.dumps(vars(found)), config
     ConfigRepository.load_config = load_config
+    ConfigRepository.__deepcopy__ = lambda self, memo: copy.copy(self)  # its sources never change
     return every
 
 
@@ -117,7 +135,7 @@ def merge_once(every):
         for first, config in merged.items():
             rest = defaults[len(first) :]
             if tuple(map(repr, defaults[: len(first)])) == first and all(
-                hasattr(repo.load_config(one.config_path), "is_read_once")
+                isinstance(repo.load_config(one.config_path), Kept)
                 for one in defaults[: len(first)]
             ):
                 repo.cache[f"config_path={PREFIX.config_path}"] = config
