@@ -4,6 +4,7 @@ One module, since its tests share the programs, and each is one row of what the 
 """
 
 import contextlib
+import functools
 import os
 import shlex
 import signal
@@ -18,6 +19,7 @@ import warm
 from commands import COMMANDS, Commands, ends, wait_ready
 from harness import until
 from rows import few
+from sweeps import SweptJob
 
 from forge.config import loading
 from forge.errors import ConfigError, ExitCode
@@ -700,27 +702,14 @@ def test_another_command_in_the_same_directory_is_another_job(commands):
     assert "two" not in commands.job(0).output
 
 
-FULL = """
-set -u
-disk=$1; shift
-mount -t tmpfs -o size=1m tmpfs "$disk"
-"$@"; code=$?
-cat "$disk/sweep/0/.forge/state.json"
-exit $code
-"""
-
-
 def test_a_disk_without_room_for_logs_ends_no_command(disk, tmp_path):
     """The log itself can have filled the disk."""
     commands = Commands(tmp_path / "app")
+    commands.popen = functools.partial(commands.popen, disk=(disk, "1m"))
     commands.sweep_dir = disk / "sweep"
     script = 'yes "$FORGE_ATTEMPT" | head -c 2000000; [ "$FORGE_ATTEMPT" != 1 ] || exit 75'
-    command = commands.command("--", "bash", "-c", script)
-    done = subprocess.run(
-        ["unshare", "-m", "sh", "-c", FULL, "sh", disk, *command],
-        cwd=commands.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        timeout=200,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout
-    assert '"state": "finished"' in done.stdout
-    assert '"restarts": 1' in done.stdout
+    sweep = commands.begin(["bash", "-c", script])
+    its = warm.own_disk(sweep.popen, disk, "sweep")
+    assert sweep.wait() == 0, sweep.output
+    job = SweptJob(its / "sweep" / "0")
+    assert (job.state["state"], job.state["counts"]["restarts"]) == ("finished", 1)

@@ -71,6 +71,8 @@ sys.path.remove(TREE)
 BASE = sys.path[1:]
 CLONE_PARENT = 0x8000
 CLONE = {"x86_64": 56, "aarch64": 220}
+NEW_NAMESPACE = 0x20000  # unshare(2), of mounts
+PRIVATE = 0x44000  # mount(2): MS_REC | MS_PRIVATE
 GET_TID_ADDRESS = 40  # prctl(2)
 SET_PDEATHSIG = 1
 SET_MM, SET_MM_ENV_END = 35, 11
@@ -113,6 +115,14 @@ def clone():
     return 0
 
 
+def mount(folder, size):
+    """A file system in memory, for this process and those that it starts."""
+    path, options = os.fsencode(folder), f"size={size}".encode()
+    assert LIBC.unshare(NEW_NAMESPACE) == 0
+    assert LIBC.mount(b"none", b"/", None, ctypes.c_ulong(PRIVATE), None) == 0
+    assert LIBC.mount(b"tmpfs", path, b"tmpfs", ctypes.c_ulong(0), options) == 0
+
+
 def serve(asked):
     """Fork on request; returns only in a new process: its request and streams.
 
@@ -132,6 +142,8 @@ def serve(asked):
             asked.send(str(pid).encode())
             continue
         asked.close()
+        if request["disk"]:
+            mount(*request["disk"])
         if not (request["is_parent"] or request["is_worker"]):
             return request, fds, None, 0
         own, asked_next = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
