@@ -35,7 +35,7 @@ PREFIX = ResultDefault(config_path="what is merged first")
 WORDS = r"""
 hydra/launcher=local
 hydra.launcher.progress=plain
-hydra.sweep.dir='/dev/shm/pytest-of-root/pytest-60/popen-gw2/test_a_job_Zq0/x y/sweep'
+hydra.sweep.dir='/dev/shm/pytest-60/popen-gw2/test_a_job_Zq0/x y/sweep'
 hydra.run.dir=job,true,null
 resilience=debug
 resilience.requeue.max_failures=1

@@ -219,7 +219,7 @@ def own_disk(process: Popen, folder: Path, mark: str) -> Path:
 
     It stays until this process ends. `mark` is a file that says that it is there.
     """
-    place = Path(f"/proc/{process.pid}/root{folder}")
+    place = Path("/proc", str(process.pid), "root", *folder.parts[1:])
     while not (place / mark).exists():
         assert process.poll() is None, "ended before it used its disk"
         select.select([], [], [], 0.01)
