@@ -1,5 +1,6 @@
 """Directories and values that have to be quoted for Hydra as well as for the shell."""
 
+import warm
 from hydra_apps import App
 
 from forge.jobdir.job_dir import hydra_quoted
@@ -42,5 +43,5 @@ def test_what_a_terminal_would_obey_is_shown_escaped_and_resumes_the_same_job(tm
     assert resumed.returncode == 0, resumed.stdout
     seen = app.seen(f"job{ODD}")  # two lines for each start
     assert seen[:2] == seen[2:]
-    again = app.shell(["sh", f"job{ODD}/.forge/resume.sh"])
+    again = warm.run_script(app.folder / f"job{ODD}/.forge/resume.sh")
     assert "already finished at step 8" in again.stdout, again.stdout

@@ -4,6 +4,7 @@ One module, since its tests share the programs, and each is one row of what the 
 """
 
 import contextlib
+import functools
 import os
 import shlex
 import signal
@@ -17,6 +18,8 @@ import readme
 import warm
 from commands import COMMANDS, Commands, ends, wait_ready
 from harness import until
+from rows import few
+from sweeps import SweptJob
 
 from forge.config import loading
 from forge.errors import ConfigError, ExitCode
@@ -27,9 +30,10 @@ from forge.process import processes
 CODES = {"cd": 0, "pipeline": -15, "wrapper": 0, "deaf": -9, "daemon": 0, "trap": 0}
 """The exit code of each when it is asked to stop."""
 QUICK = [
-    pytest.param(name, marks=[pytest.mark.proofs] if name in ("cd", "trap") else [])
+    pytest.param(name, marks=[] if name in ("wrapper", "deaf") else [pytest.mark.proofs])
     for name in CODES
 ]
+"""`make test` has a pipeline and a daemon on a cluster, in test_commands.py."""
 
 
 @pytest.fixture
@@ -432,8 +436,9 @@ def test_a_sweep_of_the_installed_script_is_resumed_by_it(commands):
     """The printed command is `forge exec`, as typed, and not `python …/bin/forge exec`."""
     script = Path(sys.executable).with_name("forge")
     both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "timeout": 100}
-    command = [script, "exec", "--", "bash", "-c", "test -e flag || { touch flag; exit 3; }"]
-    first = subprocess.run(command, cwd=commands.folder, **both)
+    command = [str(script), "exec", "--", "bash", "-c", "test -e flag || { touch flag; exit 3; }"]
+    # Its first line has the kernel start Python with it.
+    first = warm.run([sys.executable, *command], cwd=commands.folder, is_parent=True, **both)
     assert first.returncode == 1, first.stdout
     line = first.stdout.partition("To resume this sweep after a stop:\n")[2].partition("\n")[0]
     assert f" && {shlex.quote(str(script))} exec -m " in line
@@ -645,7 +650,7 @@ def test_a_config_without_a_preset_is_told(conf, said, tmp_path):
 # -- faults ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["wrapper", "supervisor", "task"])
+@pytest.mark.parametrize("kind", few(2, ["wrapper", "supervisor", "task"]))
 def test_whichever_process_is_killed_the_command_comes_to_its_end_and_nothing_is_left(
     kind, commands
 ):
@@ -697,27 +702,14 @@ def test_another_command_in_the_same_directory_is_another_job(commands):
     assert "two" not in commands.job(0).output
 
 
-FULL = """
-set -u
-disk=$1; shift
-mount -t tmpfs -o size=1m tmpfs "$disk"
-"$@"; code=$?
-cat "$disk/sweep/0/.forge/state.json"
-exit $code
-"""
-
-
 def test_a_disk_without_room_for_logs_ends_no_command(disk, tmp_path):
     """The log itself can have filled the disk."""
     commands = Commands(tmp_path / "app")
+    commands.popen = functools.partial(commands.popen, disk=(disk, "1m"))
     commands.sweep_dir = disk / "sweep"
     script = 'yes "$FORGE_ATTEMPT" | head -c 2000000; [ "$FORGE_ATTEMPT" != 1 ] || exit 75'
-    command = commands.command("--", "bash", "-c", script)
-    done = subprocess.run(
-        ["unshare", "-m", "sh", "-c", FULL, "sh", disk, *command],
-        cwd=commands.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        timeout=200,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout
-    assert '"state": "finished"' in done.stdout
-    assert '"restarts": 1' in done.stdout
+    sweep = commands.begin(["bash", "-c", script])
+    its = warm.own_disk(sweep.popen, disk, "sweep")
+    assert sweep.wait() == 0, sweep.output
+    job = SweptJob(its / "sweep" / "0")
+    assert (job.state["state"], job.state["counts"]["restarts"]) == ("finished", 1)

@@ -102,3 +102,41 @@ def test_it_ends_as_a_fresh_one_ends(end, tmp_path):
     assert forked[0] == fresh[0]
     assert forked[1] == fresh[1]
     assert forked[2].splitlines()[-1:] == fresh[2].splitlines()[-1:]
+
+
+APP = """
+import hydra
+
+@hydra.main(version_base=None, config_path=".", config_name="conf")
+def main(cfg):
+    pass
+
+main()
+"""
+CONF = """
+defaults: [{resilience: debug}, {model: small}, {name: "${model}"}, _self_]
+lr: 0.1
+hydra: {job: {chdir: false}}
+"""
+
+
+@pytest.mark.parametrize("has_own", [False, True])
+def test_it_composes_what_a_fresh_one_composes(has_own, tmp_path):
+    """`hydra_once.py` has merged Hydra's own configs, unless a user chooses another of them."""
+    (tmp_path / "train.py").write_text(APP)
+    for name, text in {
+        "conf": CONF,
+        "model/small": "width: 4",
+        "name/small": "name: of a small one",
+        "hydra/help/own": "template: their own",
+    }.items():
+        path = tmp_path / f"{name}.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n")
+    given = ["hydra/launcher=local", "resilience.requeue.max_failures=1", "hydra.run.dir=out"]
+    given += ["hydra/help=own"] if has_own else []
+    fresh, forked = of_both(tmp_path, "train.py", *given, "--cfg", "all")
+    assert fresh[0] == 0, fresh
+    assert forked == fresh
+    assert "of a small one" in fresh[1]
+    assert ("their own" in fresh[1]) == has_own

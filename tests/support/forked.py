@@ -42,6 +42,7 @@ def run(
             stderr=failed,
             start_new_session=True,
             kills=kills,
+            is_parent="-m" in command[1:],  # a sweep of Hydra's
         )
     with process:
         try:

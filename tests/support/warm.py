@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import select
 import shlex
 import socket
 import subprocess
@@ -154,15 +155,27 @@ _others: dict[tuple[str, ...], _Zygote] = {}
 """Forking processes that have imported further modules."""
 
 
+MOUNTED = ["unshare", "-m", "sh", "-c"]
+MOUNTED += ['mount -t tmpfs -o "size=$2" tmpfs "$1" && shift 2 && exec "$@"', "sh"]
+"""What `disk` is, where nothing is forked."""
+
+
 class Popen(started.Popen):
-    """As started.Popen, but forks a Python command line if no special option is set."""
+    """As started.Popen, but forks a Python command line if no special option is set.
+
+    Args:
+        disk: (folder, size) of a file system in memory that it and what it starts have there; see
+            `own_disk`.
+    """
 
     def __init__(
-        self, args, *, kills=None, is_parent=False, is_worker=False, imports=(), **options
-    ):
+        self, args, *, kills=None, is_parent=False, is_worker=False, imports=(), disk=None,
+        **options,
+    ):  # fmt: skip
         is_other = imports and not _zygote.is_inherited
         self._zygote = _others.setdefault(imports, _Zygote(*imports)) if is_other else _zygote
         self._kills, self._is_parent, self._is_worker = kills or {}, is_parent, is_worker
+        self._disk = disk and [str(one) for one in disk]
         special = ("preexec_fn", "pass_fds", "shell", "executable")
         self._is_plain = not any(options.get(one) for one in special)
         super().__init__(args, **options)
@@ -180,7 +193,8 @@ class Popen(started.Popen):
             or (self._is_parent and not IS_QUICK)
             or arguments(args, environment) is None
         ):
-            return super()._execute_child(args, *given)
+            started_so = [*MOUNTED, *self._disk, *args] if self._disk else args
+            return super()._execute_child(started_so, *given)
         fds = [own if own != -1 else number for number, own in enumerate((read, write, error))]
         request = {
             "command": args,
@@ -190,6 +204,7 @@ class Popen(started.Popen):
             "is_parent": self._is_parent,
             "is_worker": self._is_worker,
             "kills": self._kills,
+            "disk": self._disk,
             "umask": _umask(),
         }
         try:
@@ -197,6 +212,18 @@ class Popen(started.Popen):
             self._child_created = True
         finally:
             self._close_pipe_fds(*given[9:15])
+
+
+def own_disk(process: Popen, folder: Path, mark: str) -> Path:
+    """The file system of a process that was started with `disk`, as a path of this process.
+
+    It stays until this process ends. `mark` is a file that says that it is there.
+    """
+    place = Path("/proc", str(process.pid), "root", *folder.parts[1:])
+    while not (place / mark).exists():
+        assert process.poll() is None, "ended before it used its disk"
+        select.select([], [], [], 0.01)
+    return Path(f"/proc/self/fd/{os.open(place, os.O_DIRECTORY)}")
 
 
 def inherit(sock: socket.socket) -> None:
@@ -227,6 +254,30 @@ PRINT_START = (
 )
 
 
+def _asking(text: str) -> str:
+    """A command or script that starts Python; it prints how it would start it, instead."""
+    python = f" {shlex.quote(sys.executable)} "
+    assert text.count(python) == 1, text
+    return text.replace(python, f"{python}-ISc {shlex.quote(PRINT_START)} ")
+
+
+def _started(printed: bytes) -> tuple[list[str], str, dict[str, str]]:
+    args, folder, env = json.loads(printed)
+    return [sys.executable, *args[1:]], folder, env
+
+
+def run_script(path: Path) -> subprocess.CompletedProcess:
+    """Run a shell's script, from another folder; what it would start is forked."""
+    text = path.read_text()
+    path.write_text(_asking(text))
+    try:
+        args, folder, env = _started(subprocess.check_output(["sh", path], cwd="/"))
+    finally:
+        path.write_text(text)
+    options = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return run(args, timeout=200, start_new_session=True, cwd=folder, env=env, **options)
+
+
 def run_printed(
     output: str, *, in_shell: bool = False, is_forked: bool = True
 ) -> subprocess.CompletedProcess:
@@ -242,11 +293,8 @@ def run_printed(
     if in_shell and not is_forked:
         return subprocess.run(command, shell=True, cwd="/", timeout=200, **options)
     if in_shell:
-        python = f" {shlex.quote(sys.executable)} "
-        assert command.count(python) == 1, command
-        asked = command.replace(python, f"{python}-ISc {shlex.quote(PRINT_START)} ")
-        args, folder, env = json.loads(subprocess.check_output(asked, shell=True, cwd="/"))
-        args = [sys.executable, *args[1:]]
+        asked = _asking(command)
+        args, folder, env = _started(subprocess.check_output(asked, shell=True, cwd="/"))
     else:
         _, folder, then, *args = shlex.split(command)
         assert then == "&&", command

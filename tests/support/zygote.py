@@ -6,14 +6,12 @@ Source: clone(2), CLONE_PARENT; proc(5), stat.
 """
 
 import atexit
-import copy
 import ctypes
 import gc
 import importlib
 import io
 import json
 import os
-import pickle
 import pkgutil
 import random
 import runpy
@@ -21,6 +19,7 @@ import secrets  # noqa: F401 - imported once, for all processes, as are those be
 import signal
 import socket
 import sys
+import sysconfig
 import threading
 import weakref
 from contextlib import contextmanager, suppress
@@ -28,44 +27,42 @@ from pathlib import Path
 from types import ModuleType
 
 import antlr4.LL1Analyzer  # noqa: F401
-import hydra
 import hydra._internal.core_plugins
 import hydra._internal.logging_config
 import hydra.core.config_loader
-import hydra.core.plugins
 import hydra.core.utils
+import hydra_once
 import numpy.random
 import omegaconf._impl  # noqa: F401
 import torch
 import torch.utils.serialization
 import torchdata.stateful_dataloader  # noqa: F401
 import warm
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.config_repository import ConfigRepository
-from hydra._internal.core_plugins.file_config_source import FileConfigSource
-from hydra._internal.core_plugins.importlib_resources_config_source import (
-    ImportlibResourcesConfigSource,
-)
-from hydra._internal.core_plugins.structured_config_source import StructuredConfigSource
-from hydra._internal.hydra import Hydra
-from hydra.core.object_type import ObjectType
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig, OmegaConf
+from hydra_once import TREE
 
 # The forge of this tree, since a copy with a planted defect is not the installed one.
-sys.path.insert(1, TREE := str(Path(__file__).parents[2]))
+sys.path.insert(1, TREE)
 for plugin in pkgutil.iter_modules(hydra._internal.core_plugins.__path__):
     importlib.import_module(f"hydra._internal.core_plugins.{plugin.name}")
 for name in (
+    "cli.commands",
+    "cli.main",
+    "cli.resume",
     "cli.shown",
     "config.loading",
+    "health.devices",
     "hydra_app.callbacks",
     "job.local",
+    "launch.again.choose",
+    "launch.again.local",
+    "launch.exec",
     "launch.local.launcher",
     "launch.task",
     "shutdown.signal_handler",
+    "sweeps.queue",
     "training.run",
     "training.attempt",
+    "training.loop.own_iterators",
 ):
     importlib.import_module(f"forge.{name}")
 Updater = sys.modules["forge.training.nan.update"].Updater
@@ -75,98 +72,14 @@ sys.path.remove(TREE)
 BASE = sys.path[1:]
 CLONE_PARENT = 0x8000
 CLONE = {"x86_64": 56, "aarch64": 220}
+NEW_NAMESPACE = 0x20000  # unshare(2), of mounts
+PRIVATE = 0x44000  # mount(2): MS_REC | MS_PRIVATE
 GET_TID_ADDRESS = 40  # prctl(2)
 SET_PDEATHSIG = 1
 SET_MM, SET_MM_ENV_END = 35, 11
 MADV_COLLAPSE = 25  # since Linux 6.1
 HUGE = 2 << 20
 LIBC = ctypes.PyDLL(None)  # keeps the GIL, which a fork needs
-
-
-def read_once():
-    """Cache the files of Hydra and the presets, whose reading dominates a composition."""
-    read, really = {}, ConfigRepository.load_config
-
-    def load_config(self, config_path):
-        source = self._find_object_source(config_path, ObjectType.CONFIG)
-        name = source and (str(source), config_path)
-        return pickle.loads(read[name]) if name in read else really(self, config_path)
-
-    files = FileConfigSource("forge", f"file://{TREE}/conf")
-    packaged = ImportlibResourcesConfigSource("hydra", "pkg://hydra.conf")
-    stored = StructuredConfigSource("schema", "structured://")
-    every = ConfigRepository.__new__(ConfigRepository)
-    every.sources = [files, packaged, stored]
-    presets = [path.relative_to(f"{TREE}/conf") for path in Path(TREE, "conf").rglob("*.yaml")]
-    of_hydra = ["env", "job_logging", "hydra_logging", "hydra_help", "help", "output"]
-    names = [str(path.with_suffix("")) for path in presets]
-    for name in [*names, *(f"hydra/{group}/default" for group in of_hydra), "hydra/config"]:
-        source = every._find_object_source(name, ObjectType.CONFIG)
-        read[str(source), name] = pickle.dumps(every.load_config(name))
-    ConfigRepository.load_config = load_config
-
-
-def assume_no_mode():
-    """No config of the tests sets `hydra.mode`: Hydra composes each config only to read it."""
-    Hydra.get_mode = lambda self, config_name, overrides: None
-
-
-def compose_once():
-    """Cache compositions: Hydra composes each config of a sweep twice, to check and to run it.
-
-    The second composition takes half of a launcher's time. Others differ in overrides alone, so
-    the files are merged once. A cached config is copied by pickle, in a third of the time of
-    copy.deepcopy.
-    """
-    composed, really = {}, ConfigLoaderImpl._load_configuration_impl
-    merged, merge = {}, ConfigLoaderImpl._compose_config_from_defaults_list
-
-    def load(self, **given):
-        name, overrides, mode = (given[one] for one in ("config_name", "overrides", "run_mode"))
-        key = (name, *overrides, mode, str(self.config_search_path), os.getcwd())
-        if key not in composed:
-            composed[key] = pickle.dumps(really(self, **given))
-        elif given["validate_sweep_overrides"]:
-            parsed = OverridesParser.create().parse_overrides(overrides)
-            self.validate_sweep_overrides_legal(parsed, mode, given["from_shell"])
-        return pickle.loads(composed[key])
-
-    def merge_defaults(self, defaults, repo):
-        key = (*map(repr, defaults), str(self.config_search_path), os.getcwd())
-        if key not in merged:
-            merged[key] = pickle.dumps(merge(self, defaults, repo))
-        return pickle.loads(merged[key])
-
-    ConfigLoaderImpl._load_configuration_impl = load
-    ConfigLoaderImpl._compose_config_from_defaults_list = merge_defaults
-
-
-def copy_by_pickle():
-    """Copy configs as compositions are copied: copies are a seventh of a launcher's time."""
-    really = DictConfig.__deepcopy__
-
-    def deepcopy(self, memo):
-        parent, self.__dict__["_parent"] = self.__dict__["_parent"], None
-        try:
-            found = pickle.loads(pickle.dumps(self))
-        except Exception:  # noqa: BLE001 - a value that only copy.deepcopy can copy
-            found = really(self, memo)
-        finally:
-            self.__dict__["_parent"] = parent
-        found.__dict__["_parent"] = parent
-        return found
-
-    DictConfig.__deepcopy__ = deepcopy
-
-
-def parse_once():
-    """Parse and merge what is typical: the first time, antlr and ABCs build their tables."""
-    words = ["hydra/launcher=local", "hydra.sweep.dir='/a b/c'", "+lr=0.1,2e-3", "~a.b", "b='${c}'"]
-    OverridesParser.create().parse_overrides([*words, "a=[1,{b: null}]"])
-    config = OmegaConf.create({"a": "${b.c}/x", "b": {"c": "${oc.env:PATH}", "d": [1, "${a}"]}})
-    OmegaConf.merge(OmegaConf.structured(Policy), {"enabled": True})
-    OmegaConf.to_container(copy.deepcopy(config), resolve=True)
-    OmegaConf.to_yaml(config)
 
 
 def hide(forking):
@@ -203,6 +116,14 @@ def clone():
     return 0
 
 
+def mount(folder, size):
+    """A file system in memory, for this process and those that it starts."""
+    path, options = os.fsencode(folder), f"size={size}".encode()
+    assert LIBC.unshare(NEW_NAMESPACE) == 0
+    assert LIBC.mount(b"none", b"/", None, ctypes.c_ulong(PRIVATE), None) == 0
+    assert LIBC.mount(b"tmpfs", path, b"tmpfs", ctypes.c_ulong(0), options) == 0
+
+
 def serve(asked):
     """Fork on request; returns only in a new process: its request and streams.
 
@@ -222,6 +143,8 @@ def serve(asked):
             asked.send(str(pid).encode())
             continue
         asked.close()
+        if request["disk"]:
+            mount(*request["disk"])
         if not (request["is_parent"] or request["is_worker"]):
             return request, fds, None, 0
         own, asked_next = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -244,10 +167,8 @@ def main():
     for name in filter(None, sys.argv[2].split(",")):
         importlib.import_module(name)
     loading.load(None)  # the schema is loaded once for all forks
-    read_once()
-    copy_by_pickle()
-    parse_once()
-    assume_no_mode()
+    hydra_once.use(Policy)
+    sysconfig.get_paths()
     for finalizer in weakref.finalize._registry:
         finalizer.atexit = False  # torch's libraries of operators need not be undone in each fork
     gc.collect()
@@ -270,12 +191,14 @@ def main():
         gc.freeze = gc.unfreeze = lambda: None
         if own:
             warm.inherit(own)
-            compose_once()
+            hydra_once.compose_once()
             hide(forking)
     os.umask(request["umask"])
     os.chdir(request["cwd"])
     if is_wrapper(request["command"]):
         os.execve = execve  # the supervisor starts the task by execve
+    if "plan" in request["command"][3:4]:
+        os.execv = lambda program, command: execve(program, command, os.environ)
     with kills(request["kills"]):
         leave(lambda: run(request["command"], request["env"]))
 

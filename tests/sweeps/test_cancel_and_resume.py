@@ -167,7 +167,7 @@ def test_a_run_without_a_launcher_gets_the_signal_itself(app):
     """`python train.py`: no wrapper looks for requests."""
     app.hold("single", 12)
     command = [sys.executable, "train.py", "hydra.run.dir=single"]
-    run = Process(command, app.folder / "single.txt", app.folder)
+    run = Process(command, app.folder / "single.txt", app.folder, app.popen)
     SweptJob(app.folder / "single").wait_for_step(12)
     (job,) = forge.sweep(app.folder / "single").jobs
     assert not job.has_wrapper

@@ -3,8 +3,8 @@
 The first optimizer of a process imports `torch._dynamo` (800 modules, as much time as all of torch)
 to tell it twice a step that there is nothing to compile; torch itself imports
 `torch._meta_registrations` and with it all decompositions, a quarter of its time, for tensors
-without data; and what is loaded for life is torn down object by object at the end.
-tests/conftest.py puts this folder on PYTHONPATH.
+without data; it looks at the file of each module to find a frame's; and what is loaded for life is
+torn down object by object at the end. tests/conftest.py puts this folder on PYTHONPATH.
 """
 
 import atexit
@@ -57,7 +57,12 @@ class Answers:
 
 
 DYNAMO = "torch._dynamo"
-LATER = {DYNAMO: Dynamo, "torch._meta_registrations": Later}
+LATER = {
+    **dict.fromkeys(("torch.distributions", "torch.export", "torch.masked"), Later),
+    **dict.fromkeys(("torch.quantization", "torch.nn.intrinsic", "torch.nn.qat"), Later),
+    **dict.fromkeys(("torch.nn.quantizable", "torch.nn.quantized"), Later),
+    **{DYNAMO: Dynamo, "torch._meta_registrations": Later},
+}
 BEFORE = {"torch._decomp": "torch._meta_registrations"}
 
 
@@ -75,12 +80,21 @@ def at_once(spec):
         execute = spec.loader.exec_module
 
         def exec_module(module):
+            import inspect  # torch needs it, others do not
+
+            def of_frame(asked, *given):
+                if inspect.isframe(asked):
+                    return sys.modules.get(asked.f_globals["__name__"])
+                return really(asked, *given)
+
+            really, inspect.getmodule = inspect.getmodule, of_frame
             gc.disable()
             try:
                 execute(module)
             finally:
                 gc.freeze()
                 gc.enable()
+                inspect.getmodule = really
 
         spec.loader.exec_module = exec_module
     return spec
