@@ -10,6 +10,7 @@ import copy
 import ctypes
 import gc
 import importlib
+import importlib.machinery
 import io
 import json
 import os
@@ -21,6 +22,7 @@ import secrets  # noqa: F401 - imported once, for all processes, as are those be
 import signal
 import socket
 import sys
+import sysconfig
 import threading
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -36,6 +38,7 @@ import hydra.core.utils
 import numpy.random
 import omegaconf._impl  # noqa: F401
 import torch
+import torch.profiler._cupti_monitor
 import torch.utils.serialization
 import torchdata.stateful_dataloader  # noqa: F401
 import warm
@@ -58,6 +61,8 @@ for plugin in pkgutil.iter_modules(hydra._internal.core_plugins.__path__):
 for name in (
     "cli.shown",
     "config.loading",
+    "data.pushed",
+    "health.devices",
     "hydra_app.callbacks",
     "job.local",
     "launch.local.launcher",
@@ -65,6 +70,9 @@ for name in (
     "shutdown.signal_handler",
     "training.run",
     "training.attempt",
+    "training.loop.own_iterators",
+    "training.loop.pushed",
+    "training.loop.snapshot_holder",
 ):
     importlib.import_module(f"forge.{name}")
 Updater = sys.modules["forge.training.nan.update"].Updater
@@ -72,6 +80,7 @@ loading = sys.modules["forge.config.loading"]
 Policy = sys.modules["forge.config.schema"].Policy
 sys.path.remove(TREE)
 BASE = sys.path[1:]
+JOBS = str(Path(__file__).with_name("jobs")) + os.sep
 CLONE_PARENT = 0x8000
 CLONE = {"x86_64": 56, "aarch64": 220}
 GET_TID_ADDRESS = 40  # prctl(2)
@@ -247,6 +256,7 @@ def main():
     copy_by_pickle()
     parse_once()
     assume_no_mode()
+    sysconfig.get_paths()
     gc.collect()
     gc.freeze()  # otherwise each fork's last collection would visit, and so copy, torch's objects
     use_huge_pages()
@@ -344,8 +354,15 @@ def run(command, environment):
         module.__file__ = os.path.abspath(rest[0])
         module.__cached__ = None
         sys.path.insert(0, os.path.dirname(os.path.realpath(rest[0])))
-        code = compile(Path(rest[0]).read_bytes(), module.__file__, "exec")
+        code = code_of(module.__file__)
     exec(code, module.__dict__)
+
+
+def code_of(script):
+    """What a script compiles to; that of one of ours is read, as that of a module."""
+    if script.startswith(JOBS):
+        return importlib.machinery.SourceFileLoader("__main__", script).get_code("__main__")
+    return compile(Path(script).read_bytes(), script, "exec")
 
 
 def stream_of(fd, *, is_unbuffered):
