@@ -56,7 +56,7 @@ def test_a_stop_that_cannot_be_saved_ends_with_71_and_says_why(left, disk, tmp_p
     command = ["unshare", "-m", "sh", "-c", HOLDER, "sh", disk]
     holder = Popen(command, stdout=subprocess.PIPE, text=True)
     assert holder.stdout.readline() == "mounted\n"
-    seen = Path(f"/proc/{holder.pid}/root{disk}")
+    seen = Path("/proc", str(holder.pid), "root", *disk.parts[1:])
 
     def attempt():
         where = [str(disk), str(left), str(tmp_path / "cut.pt"), f"/proc/{holder.pid}/ns/mnt"]
