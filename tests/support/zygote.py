@@ -58,21 +58,30 @@ from omegaconf import DictConfig, OmegaConf
 sys.path.insert(1, TREE := str(Path(__file__).parents[2]))
 for plugin in pkgutil.iter_modules(hydra._internal.core_plugins.__path__):
     importlib.import_module(f"hydra._internal.core_plugins.{plugin.name}")
+for name in ("popen_fork", "queues", "synchronize"):  # as loaders with workers do
+    importlib.import_module(f"multiprocessing.{name}")
 for name in (
     "cli.shown",
     "config.loading",
     "data.pushed",
+    "group.liveness",
+    "group.ranks",
     "health.devices",
+    "health.peers",
     "hydra_app.callbacks",
     "job.local",
     "launch.local.launcher",
     "launch.task",
     "shutdown.signal_handler",
+    "state.ddp_buckets",
     "training.run",
     "training.attempt",
+    "training.loop.epochs",
+    "training.loop.loop_lengths",
     "training.loop.own_iterators",
     "training.loop.pushed",
     "training.loop.snapshot_holder",
+    "training.start.agreement",
 ):
     importlib.import_module(f"forge.{name}")
 Updater = sys.modules["forge.training.nan.update"].Updater
