@@ -5,8 +5,6 @@ tests share the models and helpers that check it.
 """
 
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -434,10 +432,10 @@ def test_the_peak_of_a_load_is_the_state_that_was_not_there_yet(tmp_path):
     """A model that just fits into memory has to resume: 48 MiB here, with 96 MiB of averages."""
 
     def run(way):
-        command = [sys.executable, "-c", PEAK, way, str(tmp_path / "checkpoints")]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        done = completed(["-c", PEAK, way, str(tmp_path / "checkpoints")], tmp_path)
+        assert done.returncode == 0, done.stdout
+        return done.stdout
 
-    saved = completed(["-c", PEAK, "save", str(tmp_path / "checkpoints")], tmp_path)
-    assert saved.returncode == 0, saved.stdout
+    run("save")
     assert int(run("torch")) > 130, "the measure sees a second copy"
     assert int(run("forge")) < 96 + 24

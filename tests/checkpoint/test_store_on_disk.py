@@ -10,6 +10,7 @@ import pytest
 import stores
 import torch
 import warm
+from forked import completed
 from stores import STATE, assert_holds, leftovers
 
 from forge.checkpoint.store import Store
@@ -233,23 +234,20 @@ def test_a_failure_of_any_call_changes_nothing_and_the_next_save_works(
 
 def test_a_disk_that_fills_up_keeps_what_is_there(tmp_path):
     """On a file system of 1 MiB, not a pretended one."""
-    script = f"""
-set -e
-mount -t tmpfs -o size=1m tmpfs {tmp_path}
-exec {sys.executable} - {tmp_path} <<'END'
-{FULL_DISK}
-END
-"""
     probe = f"unshare -m mount -t tmpfs tmpfs {tmp_path}"
     if subprocess.run(probe, shell=True, capture_output=True).returncode:
         pytest.skip("needs the right to mount in a private namespace (root)")
-    done = subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, text=True)
+    done = completed(["-c", FULL_DISK, str(tmp_path)], tmp_path.parent, joins_output=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["filled", "kept", "again"]
 
 
 FULL_DISK = """
-import errno, os, sys
+import ctypes, errno, os, sys
+libc, private = ctypes.CDLL(None), 1 << 18 | 1 << 14
+assert not libc.unshare(0x20000)  # the mounts of this process are its own
+assert not libc.mount(b"none", b"/", None, private, None)
+assert not libc.mount(b"tmpfs", os.fsencode(sys.argv[1]), b"tmpfs", 0, b"size=1m")
 from pathlib import Path
 import torch
 from forge.checkpoint.store import Store

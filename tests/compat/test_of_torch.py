@@ -238,11 +238,18 @@ def test_buckets(steps, alone):
         assert of_torch.bucket_order(other) == order
 
 
-@pytest.fixture
-def fsdp(alone):
-    """Shards modules with FSDP2, on a mesh of this process only."""
+@pytest.fixture(scope="module")
+def sharding():
+    """Modules whose import takes a second, which one process does for the tests of this file."""
     from torch.distributed import fsdp, tensor
 
+    return fsdp, tensor
+
+
+@pytest.fixture
+def fsdp(alone, sharding):
+    """Shards modules with FSDP2, on a mesh of this process only."""
+    fsdp, tensor = sharding
     mesh = tensor.init_device_mesh("cpu", (1,))
     return lambda module: fsdp.fully_shard(module, mesh=mesh)
 
@@ -279,10 +286,9 @@ def test_hooks_of_fsdp(fsdp):
 
 
 @pytest.mark.parametrize("reduce_dtype", [None, torch.float64])
-def test_unreduced_gradients(reduce_dtype, alone):
+def test_unreduced_gradients(reduce_dtype, alone, sharding):
     """Depending on `reduce_dtype`, FSDP2 stores them in different places until they are reduced."""
-    from torch.distributed import fsdp, tensor
-
+    fsdp, tensor = sharding
     mesh = tensor.init_device_mesh("cpu", (1,))
     policy = fsdp.MixedPrecisionPolicy(reduce_dtype=reduce_dtype)
     model = fsdp.fully_shard(nn.Linear(2, 1), mesh=mesh, mp_policy=policy)

@@ -6,7 +6,7 @@ import itertools
 import pytest
 from harness import Job, assert_same_run
 from nan_trainer import outliving
-from rows import each_value, few
+from rows import few
 
 import forge
 from forge.jobdir import ledger
@@ -15,15 +15,12 @@ CODES = {"TERM": 143, "USR1": 75, "USR2": 75, "INT": 130, "KILL": -9}
 
 LOADERS = {
     "plain": {},
-    "plain, drawing": {"augment": "random"},
     "workers that draw": {"workers": 2, "augment": "random"},
     "seeded": {"augment": "seeded"},
     "stateful": {"loader": "stateful"},
-    "stateful seeded workers": {"loader": "stateful", "workers": 2, "augment": "seeded"},
     "persistent": {"loader": "persistent", "workers": 2},
-    "generator, workers that draw": {"loader": "generator", "workers": 2, "augment": "random"},
+    "generator": {"loader": "generator"},
     "sampler": {"loader": "sampler"},
-    "sampler, workers": {"loader": "sampler", "workers": 2, "augment": "seeded"},
     "replacement": {"loader": "replacement"},
     "list": {"loader": "list"},
     "own": {"loader": "own"},
@@ -36,7 +33,10 @@ COMBINED = {
     "stateful, drawing": {"loader": "stateful", "augment": "random"},
     "stateful workers": {"loader": "stateful", "workers": 2},
     "persistent seeded": {"loader": "persistent", "workers": 2, "augment": "seeded"},
-    "generator": {"loader": "generator"},
+    "plain, drawing": {"augment": "random"},
+    "stateful seeded workers": {"loader": "stateful", "workers": 2, "augment": "seeded"},
+    "generator, workers that draw": {"loader": "generator", "workers": 2, "augment": "random"},
+    "sampler, workers": {"loader": "sampler", "workers": 2, "augment": "seeded"},
     "replacement, seeded workers": {"loader": "replacement", "workers": 2, "augment": "seeded"},
 }
 """Other combinations of the same."""
@@ -89,7 +89,7 @@ def test_spawned_workers_draw_as_forked_ones_before_and_after_a_stop(
     assert_same_run(job, undisturbed(**spec))
 
 
-@pytest.mark.parametrize("step", few(5, [0, 9, 10, 19, 25, 8, 18, 20]))
+@pytest.mark.parametrize("step", few(4, [0, 9, 10, 25, 19, 8, 18, 20]))
 def test_a_stop_at_any_place_of_an_epoch_changes_no_bit(step, tmp_path, undisturbed):
     """The first and the last step, and those around an epoch's end, are where counts go wrong."""
     spec = {"steps": 26}
@@ -120,7 +120,7 @@ def test_a_stop_at_an_epochs_end_changes_no_bit(loader, step, tmp_path, make_job
 
 @pytest.mark.parametrize(
     "kind",
-    few(1, ["workers that draw", "plain, drawing", "stateful", "sampler"]),
+    few(1, ["plain, drawing", "workers that draw", "stateful", "sampler"]),
 )
 def test_three_stops_and_a_kill_change_no_bit(kind, tmp_path, make_job, undisturbed):
     """What a resume gets wrong by a little, several resumes get wrong by much."""
@@ -139,16 +139,26 @@ def test_three_stops_and_a_kill_change_no_bit(kind, tmp_path, make_job, undistur
 
 VARIANTS = {
     "accumulating": {"accumulate": 4},
-    "scaler": {"scaler": True},
     "scaler, accumulating": {"scaler": True, "accumulate": 2},
     "guard": {"guard": True},
     "NaN": {"bad_steps": [4, 12, 13, 14, 20]},
     "async": {"policy": {"checkpoint": {"async_save": True, "every_steps": 3}}},
+    "scaler": {"scaler": True},
     "saves often": {"policy": {"checkpoint": {"every_steps": 1, "keep_last": 1}}},
 }
 
 
-@pytest.mark.parametrize(("variant", "step"), each_value(list(VARIANTS), [12, 14]))
+@pytest.mark.parametrize(
+    ("variant", "step"),
+    few(
+        5,
+        [
+            (variant, (12, 14)[(number + more) % 2])
+            for more in (0, 1)
+            for number, variant in enumerate(VARIANTS)
+        ],
+    ),
+)
 def test_all_that_an_update_depends_on_is_kept(variant, step, tmp_path, undisturbed):
     """Gradients that are being accumulated, the loss scale, a streak of NaNs."""
     spec = {"steps": 26} | VARIANTS[variant]
@@ -210,17 +220,16 @@ def test_fresh_processes_agree_with_forked_ones(tmp_path, undisturbed):
 
 
 @pytest.mark.parametrize("loader", ["persistent", "stateful workers"])
-def test_what_is_not_exact_is_named_at_start(loader, tmp_path, make_job):
+def test_what_is_not_exact_is_named_at_start(loader, undisturbed):
     """People learn it before they rely on it."""
-    job = make_job(tmp_path / "job", **{"steps": 2, **LOADERS[loader]})
-    job.run_to_end()
+    job = undisturbed(steps=26, **LOADERS[loader])
     assert "A resume could be inexact here" in job.output
     assert "forge.data.seeded" in job.output
 
 
 @pytest.mark.parametrize("loader", ["plain", "workers that draw", "list", "sampler", "seeded"])
-def test_what_is_exact_is_not_accused(loader, tmp_path, make_job):
+def test_what_is_exact_is_not_accused(loader, undisturbed):
     """A warning that is always there is read by nobody."""
-    job = make_job(tmp_path / "job", **{"steps": 2, **LOADERS[loader]})
-    job.run_to_end()
-    assert "not exact" not in job.output
+    job = undisturbed(steps=26, **LOADERS[loader])
+    assert "Training finished" in job.output
+    assert "could be inexact" not in job.output

@@ -21,11 +21,12 @@ class Trainer:
     """Builds all anew in each attempt, as a script does; `crash_at` ends one like a kill."""
 
     def __init__(self, directory):
-        self.policy = {"checkpoint": {"dir": str(directory), "every_steps": 1, "keep_last": 2}}
         self.directory = directory
         self.seen = []
 
     def run(self, loop, crash_at=None):
+        saves = {"every_steps": None if crash_at is None else 1, "keep_last": 2}
+        policy = {"checkpoint": {"dir": str(self.directory), **saves}}
         torch.manual_seed(1)
         model = torch.nn.Sequential(
             torch.nn.Linear(1, 4), torch.nn.Dropout(0.5), torch.nn.Linear(4, 1)
@@ -47,7 +48,7 @@ class Trainer:
             self.seen.append((step, x.item()))
 
         try:
-            with forge.Run(self.policy, model=model, optimizer=optimizer) as run:
+            with forge.Run(policy, model=model, optimizer=optimizer) as run:
                 loop(run, self.loader, train)
         except Crash:
             return None

@@ -65,7 +65,8 @@ def train(tmp_path, monkeypatch):
             yield from run.steps(end, loader)
 
     def one(loader, form="steps", crash_at=None, end=20, **stateful):
-        seen, policy = [], {"checkpoint": {"dir": str(tmp_path / "job"), "every_steps": 1}}
+        saves = {"dir": str(tmp_path / "job"), "every_steps": None if crash_at is None else 1}
+        seen, policy = [], {"checkpoint": saves}
         torch.manual_seed(2)
         with outliving(), forge.Run(policy, model=torch.nn.Linear(1, 1), **stateful) as run:
             for step, batch in batches(run, form, loader, end):

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from harness import Job
+from forked import ForkedJob
 from rows import few
 from sweeps import App
 from two_users import ATTACKER, as_user, place
@@ -132,15 +132,17 @@ def test_the_list_of_jobs_leads_nowhere_that_the_config_does_not(subdir, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "closed", [pytest.param("2>&-", marks=pytest.mark.proofs), "0<&- 1>&- 2>&-"]
+    ("closed", "first"),
+    few(1, [("0<&- 1>&- 2>&-", 2), ("0<&- 1>&- 2>&-", 1), ("2>&-", 1)]),
 )
-def test_a_closed_stderr_becomes_no_file_of_ours(closed, tmp_path):
-    """Messages were written into the lock, or into the ledger."""
-    job = Job(tmp_path / "job", steps=6, kill_at={"3": "TERM"}, policy={"nan": {"action": "warn"}})
-    job.spec["bad_steps"] = [1]
+def test_a_closed_stderr_becomes_no_file_of_ours(closed, first, tmp_path):
+    """Messages were written into the lock, or into the ledger. From the `first` start on."""
+    policy = {"nan": {"action": "warn"}}
+    job = ForkedJob(tmp_path / "job", steps=6, kill_at={"3": "TERM"}, policy=policy)
+    job.spec["bad_steps"] = [1, 4]
     command = [sys.executable, str(job.script), str(job.directory), json.dumps(job.spec)]
-    codes = []
-    for _ in range(2):
+    codes = [job.run() for _ in range(1, first)]
+    for _ in range(first, 3):
         done = subprocess.run(["/bin/sh", "-c", f'exec "$@" {closed}', "sh", *command], timeout=100)
         codes.append(done.returncode)
     assert codes == [143, 0]

@@ -10,17 +10,8 @@ from forge.cli import doctor
 from forge.cli.doctor import FAILS, OK, Row
 from forge.errors import SlurmRefused
 
-SLOW = ("few inodes", "no room for two checkpoints")
-"""Faults of a file system, each with a Python of its own as `full disk`."""
 
-
-@pytest.mark.parametrize(
-    "fault",
-    [
-        pytest.param(one, id=one.name, marks=[pytest.mark.proofs] if one.name in SLOW else [])
-        for one in FAULTS
-    ],
-)
+@pytest.mark.parametrize("fault", [pytest.param(one, id=one.name) for one in FAULTS])
 def test_each_fault_is_found_and_nothing_else(fault, tmp_path):
     """People run it where a job went wrong: it has to say what is, and only that."""
     if not is_possible(fault):

@@ -156,14 +156,16 @@ def test_what_the_gil_holds_hostage_is_shown_and_killed(watched):
     """A C call that never releases the GIL blocks every deadline inside the process."""
     one = watched(
         """
-        import faulthandler, itertools
+        import ctypes, faulthandler
         from forge.process.stacks import ALL_SIGNAL
         faulthandler.register(ALL_SIGNAL, file=2, all_threads=True)
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
+        take, lock = ctypes.PyDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(64)
+        take(lock)
         def stuck_here():
             (folder / "ready").touch()
-            sum(itertools.repeat(1, 10**13))
+            take(lock)  # whatever the signal, it never returns
         stuck_here()
         """,
         timeout_s=0.1,

@@ -126,7 +126,7 @@ def test_a_process_that_may_live_on_is_not_crashed_by_its_stacks(page, tmp_path)
     ready = tmp_path / "ready"
     process = Popen([sys.executable, "-c", BEARS, str(ready)], env=os.environ | page.environ)
     until(ready.exists, "the process")
-    for _ in range(50):
+    for _ in range(25):
         gathered(page, [process.pid])
     assert process.poll() is None
 

@@ -19,6 +19,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 import warm
+from started import Popen
 
 PATIENCE_S = 200
 DOCTOR = [sys.executable, "-m", "forge", "doctor", "-v", "--dir"]
@@ -170,6 +171,14 @@ FAULTS = [
 ]  # fmt: skip
 
 
+ENTER = """
+import ctypes, os, runpy, sys
+assert not ctypes.CDLL(None).setns(os.open(sys.argv.pop(1), os.O_RDONLY), 0)
+runpy.run_module("forge", run_name="__main__", alter_sys=True)
+"""
+"""The doctor in a mount namespace that a shell keeps."""
+
+
 def examined(fault: Fault, folder: Path) -> tuple[int, str]:
     """What the doctor ends with and prints; of several ranks the first that comes."""
     arguments = [str(folder), *([NO_SHM] if fault.check != "shm" else []), *fault.overrides]
@@ -177,8 +186,10 @@ def examined(fault: Fault, folder: Path) -> tuple[int, str]:
     if fault.before:
         command = [*fault.before, *command[3:]]  # a script that plays the doctor's machine
     if fault.mount:
-        shell = f'{fault.mount}; shift; exec "$@"'
-        command = ["unshare", "-m", "sh", "-c", shell, "sh", str(folder), *command]
+        shell = f"{fault.mount}; echo mounted; exec sleep 600"
+        holder = Popen(["unshare", "-m", "sh", "-c", shell, "sh", str(folder)], stdout=-1)
+        assert holder.stdout.readline() == b"mounted\n"
+        command = [sys.executable, "-c", ENTER, f"/proc/{holder.pid}/ns/mnt", *command[3:]]
     port = str(free_port())
     ranks = range(fault.ranks) if fault.only is None else [fault.only]
     started = []
@@ -191,6 +202,9 @@ def examined(fault: Fault, folder: Path) -> tuple[int, str]:
         started.append(warm.Popen(command, env=env, **pipes))
     found = [one.communicate(timeout=PATIENCE_S)[0].decode() for one in started]
     codes = {one.returncode for one in started}
+    if fault.mount:
+        holder.kill()
+        holder.communicate()
     assert len(codes) == 1, f"{codes}\n{found}"
     return codes.pop(), found[0]
 

@@ -6,8 +6,10 @@ import signal
 import sys
 
 import pytest
+import warm
 from harness import Process, full_pipe
 from rows import few
+from started import Popen
 
 JOB = """
 import atexit, gc, gzip, io, os, signal, sys
@@ -45,8 +47,9 @@ with forge.Run({}, model=torch.nn.Linear(1, 1)) as run:
 def stopped(tmp_path):
     """Runs `extra`, then trains until its own signal; returns exit code and output."""
 
-    def run(extra: str = "") -> tuple[int, str]:
-        process = Process([sys.executable, "-c", JOB, str(tmp_path), extra], tmp_path / "output")
+    def run(extra: str, popen=warm.Popen) -> tuple[int, str]:
+        command = [sys.executable, "-c", JOB, str(tmp_path), extra]
+        process = Process(command, tmp_path / "output", popen=popen)
         return process.wait(), process.output
 
     return run
@@ -54,7 +57,8 @@ def stopped(tmp_path):
 
 @pytest.mark.parametrize("is_frozen", few(1, [True, False]))
 def test_files_in_cycles_are_written_to_their_last_word(is_frozen, stopped, tmp_path):
-    code, output = stopped(f"is_frozen = {is_frozen}")
+    """As Python itself ends."""
+    code, output = stopped(f"is_frozen = {is_frozen}", popen=Popen)
     assert code == 128 + signal.SIGTERM, output
     steps = "step 0, step 1, step 2, "
     assert (tmp_path / "log.txt").read_text() == steps + "the last word"

@@ -106,7 +106,7 @@ def test_a_signal_during_imports_costs_nothing(tmp_path, name):
 @pytest.mark.parametrize("name", CODES)
 def test_a_signal_while_the_trainer_is_built_ends_promptly_and_runs_callbacks(tmp_path, name):
     """`forge.on_stop` works before a Run exists; `finally` blocks run too."""
-    job = stage_job(tmp_path, "building", kind_of(name), early_callbacks=True)
+    job = stage_job(tmp_path, "building", early_callbacks=True)
     process = start_and_wait(job)
     process.signal(number(name))
     assert process.wait() == CODES[name]

@@ -40,7 +40,8 @@ def train(directory, fill, at, until=None, steps=6, use=lambda run: None):
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     noise, tracker = torch.Generator().manual_seed(1), Tracker()
     stateful = {"model": model, "optimizer": optimizer, "noise": noise, "tracker": tracker}
-    policy = {"checkpoint": {"dir": str(directory), "every_steps": 1, "every_s": None}}
+    saves = {"every_steps": None if until is None else 1, "every_s": None}
+    policy = {"checkpoint": {"dir": str(directory), **saves}}
     with a_run(directory, policy, **stateful) as run:
         if at == "before":
             fill(run, **stateful)

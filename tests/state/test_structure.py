@@ -225,7 +225,8 @@ def test_models_that_stay_what_they_are_are_not_refused(tmp_path, kind):
         has_average = kind not in ("old_weight_norm", "pruned")  # AveragedModel copies it
         if has_average:
             stateful["ema"] = AveragedModel(model, use_buffers=True)
-        policy = {"checkpoint": {"dir": str(directory), "every_steps": 1, "every_s": None}}
+        saves = {"every_steps": None if until is None else 1, "every_s": None}
+        policy = {"checkpoint": {"dir": str(directory), **saves}}
         with a_run(directory, policy, **stateful) as run:
             for step in run.steps(6):
                 loss = model(torch.randn(3, 2)).square().sum()

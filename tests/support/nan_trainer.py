@@ -73,7 +73,7 @@ def kill(_run: Any = None) -> None:
 def train(
     directory: Path,
     *,
-    steps: int = 24,
+    steps: int = 16,
     bad: Callable[[int, int, list[int]], bool] = lambda visit, step, indices: False,
     spoil: Callable[[torch.nn.Module, torch.Tensor], torch.Tensor] = lambda model, loss: (
         loss * torch.nan

@@ -27,11 +27,17 @@ def private_parts(path: Path) -> list[str]:
     of_module = _defined(module)
     of_self = of_module | _inherited(module)
     found = []
-    for node in ast.walk(module):
-        known = of_self if _is_self(node) else of_module
-        if any(_is_private(name) and name not in known for name in _named(node)):
+    for node in _nodes(module):
+        private = [name for name in _named(node) if _is_private(name) and name not in of_module]
+        if private and not (_is_self(node) and of_self.issuperset(private)):
             found.append(f"{node.lineno}: {ast.unparse(node)}")
     return found
+
+
+@functools.cache
+def _nodes(module: ast.Module) -> list[ast.AST]:
+    """All of a module: the walk takes longer than what is looked for."""
+    return list(ast.walk(module))
 
 
 def _named(node: ast.AST) -> Iterator[str]:
@@ -55,13 +61,14 @@ def _is_private(name: str) -> bool:
 
 def _is_self(node: ast.AST) -> bool:
     owner = node.value if isinstance(node, ast.Attribute) else None
-    is_super = isinstance(owner, ast.Call) and ast.unparse(owner.func) == "super"
-    return is_super or (isinstance(owner, ast.Name) and owner.id in ("self", "cls"))
+    if isinstance(owner, ast.Call):
+        return isinstance(owner.func, ast.Name) and owner.func.id == "super"
+    return isinstance(owner, ast.Name) and owner.id in ("self", "cls")
 
 
 def _defined(tree: ast.Module) -> set[str]:
     found = set()
-    for node in ast.walk(tree):
+    for node in _nodes(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             found.add(node.name)
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
@@ -73,10 +80,10 @@ def _defined(tree: ast.Module) -> set[str]:
 
 def _inherited(tree: ast.Module) -> set[str]:
     """Names defined in the modules of the base classes of this module's classes."""
-    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    classes = [node for node in _nodes(tree) if isinstance(node, ast.ClassDef)]
     bases = {ast.unparse(base).partition("[")[0] for one in classes for base in one.bases}
     found = set()
-    for node in ast.walk(tree):
+    for node in _nodes(tree):
         if isinstance(node, ast.ImportFrom) and node.module in modules():
             for alias in node.names:
                 name = alias.asname or alias.name

@@ -9,6 +9,7 @@ import atexit
 import ctypes
 import gc
 import importlib
+import importlib.machinery
 import io
 import json
 import os
@@ -35,6 +36,7 @@ import hydra_once
 import numpy.random
 import omegaconf._impl  # noqa: F401
 import torch
+import torch.profiler._cupti_monitor
 import torch.utils.serialization
 import torchdata.stateful_dataloader  # noqa: F401
 import warm
@@ -44,13 +46,20 @@ from hydra_once import TREE
 sys.path.insert(1, TREE)
 for plugin in pkgutil.iter_modules(hydra._internal.core_plugins.__path__):
     importlib.import_module(f"hydra._internal.core_plugins.{plugin.name}")
+for name in ("popen_fork", "queues", "synchronize"):  # as loaders with workers do
+    importlib.import_module(f"multiprocessing.{name}")
 for name in (
     "cli.commands",
     "cli.main",
     "cli.resume",
     "cli.shown",
     "config.loading",
+    "data.changed_loaders",
+    "data.pushed",
+    "group.liveness",
+    "group.ranks",
     "health.devices",
+    "health.peers",
     "hydra_app.callbacks",
     "job.local",
     "launch.again.choose",
@@ -59,10 +68,18 @@ for name in (
     "launch.local.launcher",
     "launch.task",
     "shutdown.signal_handler",
+    "state.ddp_buckets",
+    "state.putting_back",
+    "state.restoring",
     "sweeps.queue",
-    "training.run",
     "training.attempt",
+    "training.loop.epochs",
+    "training.loop.loop_lengths",
     "training.loop.own_iterators",
+    "training.loop.pushed",
+    "training.loop.snapshot_holder",
+    "training.run",
+    "training.start.agreement",
 ):
     importlib.import_module(f"forge.{name}")
 Updater = sys.modules["forge.training.nan.update"].Updater
@@ -70,6 +87,7 @@ loading = sys.modules["forge.config.loading"]
 Policy = sys.modules["forge.config.schema"].Policy
 sys.path.remove(TREE)
 BASE = sys.path[1:]
+JOBS = str(Path(__file__).with_name("jobs")) + os.sep
 CLONE_PARENT = 0x8000
 CLONE = {"x86_64": 56, "aarch64": 220}
 NEW_NAMESPACE = 0x20000  # unshare(2), of mounts
@@ -270,8 +288,15 @@ def run(command, environment):
         module.__file__ = os.path.abspath(rest[0])
         module.__cached__ = None
         sys.path.insert(0, os.path.dirname(os.path.realpath(rest[0])))
-        code = compile(Path(rest[0]).read_bytes(), module.__file__, "exec")
+        code = code_of(module.__file__)
     exec(code, module.__dict__)
+
+
+def code_of(script):
+    """What a script compiles to; that of one of ours is read, as that of a module."""
+    if script.startswith(JOBS):
+        return importlib.machinery.SourceFileLoader("__main__", script).get_code("__main__")
+    return compile(Path(script).read_bytes(), script, "exec")
 
 
 def stream_of(fd, *, is_unbuffered):

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 import torch
-from forked import completed
+import warm
 from harness import PATIENCE_S, wait_for
 from ranked import RankedJob
 
@@ -331,10 +331,10 @@ print(json.dumps([found, *rest.values()]))
 def test_a_compilation_in_a_step_is_one(tmp_path):
     """torch's compiler reports it: a compilation can take half an hour, in any step."""
     (tmp_path / "compiling.py").write_text(COMPILING)
-    done = completed(
-        ["compiling.py", json.dumps(policy_in(tmp_path))], tmp_path, joins_output=False
-    )
-    found, *steps = json.loads(done.stdout)
+    command = [sys.executable, "compiling.py", json.dumps(policy_in(tmp_path))]
+    options = {"cwd": tmp_path, "stdout": -1, "text": True}
+    with warm.Popen(command, imports=warm.SHARDING, **options) as process:
+        found, *steps = json.loads(process.communicate()[0])
     assert found == [["compilation", 6, START_S]]
     assert [(section, step) for section, step, _ in steps] == [("step", n) for n in range(9)]
     # The step before, the same step after the compilation, and the next step.

@@ -33,6 +33,14 @@ def epochs(tmp_path_factory):
     return job
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """Sixteen steps."""
+    job = struck(tmp_path_factory.mktemp("undisturbed"))
+    job.run_to_end()
+    return job
+
+
 @pytest.mark.parametrize(
     "event",
     [
@@ -87,20 +95,18 @@ def test_a_rollback_into_an_earlier_epoch_restarts_all(tmp_path):
     assert [e["step"] for e in events_of(whole, "rollback")] == [8, 8, 8]
 
 
-def test_a_save_by_the_clock_is_one_of_all_ranks(tmp_path):
+def test_a_save_by_the_clock_is_one_of_all_ranks(undisturbed, tmp_path):
     """Clocks differ: rank 0's counts, and all save at the boundary that they agree on."""
-    job = struck(tmp_path, n=40, checkpoint={"every_s": 0.1, "every_steps": None})
+    job = struck(tmp_path, checkpoint={"every_s": 0.05, "every_steps": None})
     assert run(job) == [0, 0], job.output
     assert [e for e in events_of(job, "save") if e["reason"] == "periodic"]
-    undisturbed = struck(tmp_path / "undisturbed", n=40)
-    undisturbed.run_to_end()
     job.assert_same_run(undisturbed)
 
 
 @pytest.mark.parametrize(
     "on_pending_save", ["skip", pytest.param("wait", marks=pytest.mark.proofs)]
 )
-def test_saves_beside_training_are_of_the_same_steps_on_all(on_pending_save, tmp_path):
+def test_saves_beside_training_are_of_the_same_steps_on_all(on_pending_save, undisturbed, tmp_path):
     """Of many ranks some would be busy, and some would not: all wait."""
     saves = {
         "async_save": True,
@@ -112,8 +118,6 @@ def test_saves_beside_training_are_of_the_same_steps_on_all(on_pending_save, tmp
     job.run_to_end([75] * SIZE)
     assert {2, 4, 6, 8, 10, 12, 14} <= {e["step"] for e in events_of(job, "save")}
     assert not events_of(job, "save_skipped")
-    undisturbed = struck(tmp_path / "undisturbed")
-    undisturbed.run_to_end()
     job.assert_same_run(undisturbed)
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from harness import assert_same_bits
 from ranked import RankedJob
+from rows import few
 
 import forge
 from forge.checkpoint.format.manifest import files_of
@@ -34,7 +35,8 @@ def undisturbed(tmp_path_factory):
     [
         pytest.param([[1, 0]], id="first", marks=pytest.mark.proofs),
         pytest.param([[5, -1]], id="all", marks=pytest.mark.proofs),
-        pytest.param([[6, 1], [10, 0]], id="one"),
+        pytest.param([[6, 1], [10, 0]], id="two", marks=pytest.mark.proofs),
+        pytest.param([[6, 1]], id="one"),
     ],
 )
 def test_a_signal_to_any_rank_stops_all_after_the_same_step(signalled, undisturbed, tmp_path):
@@ -87,7 +89,7 @@ def test_it_can_be_looked_at_and_each_rank_has_written_its_part(undisturbed):
     assert min(sizes) > 0.6 * max(sizes)
 
 
-@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("size", few(1, [1, 3]))
 def test_another_number_of_ranks_resumes_it(size, undisturbed, tmp_path):
     """With the same weights to the last bit; what it would train from there on has others."""
     shutil.copytree(undisturbed.checkpoints, tmp_path / "checkpoints", symlinks=True)

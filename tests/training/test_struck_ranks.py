@@ -91,7 +91,7 @@ def test_what_stops_one_rank_stops_all(what, undisturbed, tmp_path):
     job.assert_same_run(undisturbed)
 
 
-@pytest.mark.parametrize("what", ["save", "pin", "SIGUSR2"])
+@pytest.mark.parametrize("what", few(2, ["pin", "SIGUSR2", "save"]))
 @pytest.mark.parametrize("who", [1, pytest.param(-1, marks=pytest.mark.proofs)], ids=["one", "all"])
 def test_a_save_that_one_rank_asks_for_is_one_of_all(what, who, undisturbed, tmp_path):
     """All ranks save at the same boundary, and keep the checkpoint if the request was a pin."""

@@ -1,6 +1,6 @@
 """Every kill, power cut, failing call, damage, zombie and dead rank that the torture suite knows.
 
-    python tests/proofs/torture/all_points.py [--only kills,power] [--seed 1] [--share 0.1]
+    python tests/proofs/torture/all_points.py [--only kills,power=0.2] [--seed 1] [--share 0.1]
 
 Prints what was done and what survived; ends with 1 where anything did not.
 """
@@ -71,7 +71,7 @@ PARTS["proofs"] = partial(prove, ways=list(broken.FOUND_BY))
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default=",".join(PARTS), help="names of parts, by commas")
+    parser.add_argument("--only", default=",".join(PARTS), help="parts, by commas; or part=SHARE")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--share", type=float, default=1.0, help="of all points, at random")
     parser.add_argument("--broken", default="nothing", choices=broken.WAYS, help="break forge so")
@@ -86,17 +86,19 @@ def main() -> int:
     if options.ways:
         PARTS["proofs"] = partial(prove, ways=options.ways.split(","))
     is_failed = False
-    for name in options.only.split(","):
+    for one in options.only.split(","):
+        name, _, share = one.partition("=")
         began = time.monotonic()
         root = Path(tempfile.mkdtemp(prefix=f"torture-{name}-", dir=options.directory))
         try:
             way = broken.WAYS[options.broken]
-            counts = PARTS[name](Plan(root, options.seed, options.share, way))
+            counts = PARTS[name](Plan(root, options.seed, float(share or options.share), way))
         finally:
             shutil.rmtree(root, ignore_errors=True)
         is_failed = is_failed or bool(counts.failures)
         if options.json:
-            print(json.dumps({"numbers": counts.numbers, "failures": counts.failures}))
+            found = {"part": name, "numbers": counts.numbers, "failures": counts.failures}
+            print(json.dumps(found), flush=True)
             continue
         numbers = ", ".join(f"{value} {key}" for key, value in counts.numbers.items())
         print(f"{name}: {numbers} in {time.monotonic() - began:.1f} s", flush=True)

@@ -153,7 +153,7 @@ def run(plan: Plan) -> Counts:
     counts = Counts()
     directory = plan.root / "checkpoints"
     for name, ops in scenario.SCENARIOS.items():
-        worlds = children.in_child(scenario.worlds, directory, ops)
+        worlds = scenario.worlds(name, directory)
         counts.take(children.in_child(_all, directory, ops, worlds, plan, name, timeout_s=3600.0))
         counts.add(scenarios=1)
     counts.check_hits()

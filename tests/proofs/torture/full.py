@@ -84,7 +84,7 @@ def _run(disk: Path, ops: list[Op], worlds: list[World], room: tuple[int, int], 
     return has_failed
 
 
-def _all(plan: Plan) -> Counts:
+def _all(plan: Plan, worlds_of: dict[str, list[World]]) -> Counts:
     counts = Counts()
     problem = mount_small_disk(plan.root)
     if problem:
@@ -93,7 +93,7 @@ def _all(plan: Plan) -> Counts:
     plan.break_forge()
     rng = random.Random(plan.seed)
     for name, ops in scenario.SCENARIOS.items():
-        worlds = scenario.worlds(plan.root / "checkpoints", ops)
+        worlds = worlds_of[name]
         for at in range(len(ops)):
             for room in ROOMS:
                 if plan.skips(rng, counts):
@@ -113,4 +113,6 @@ def _all(plan: Plan) -> Counts:
 
 def run(plan: Plan) -> Counts:
     """Fill the disk before each operation, leaving room for some of it."""
-    return children.in_child(_all, plan, timeout_s=3600.0)
+    directory = plan.root / "checkpoints"
+    worlds_of = {name: scenario.worlds(name, directory) for name in scenario.SCENARIOS}
+    return children.in_child(_all, plan, worlds_of, timeout_s=3600.0)

@@ -225,7 +225,7 @@ def _all(plan: Plan) -> Counts:
             assert bench.read(is_exact=True) == "told"
             bench.put(name, bench.files[name])
 
-    matching(1 << 40)
+    matching(1 << 37)
     targets: dict[str, tuple[bytes, Callable[[bytes], None]]] = {
         "manifest": (json.dumps(bench.manifest).encode(), bench.put_manifest),
         "state": (bench.files[STATE], lambda text: bench.put(STATE, text)),

@@ -66,7 +66,7 @@ def run(plan: Plan) -> Counts:
     checker = Checker(scenario.check, plan)
     for name, ops in scenario.SCENARIOS.items():
         directory = plan.root / "checkpoints"
-        worlds = children.in_child(scenario.worlds, directory, ops)
+        worlds = scenario.worlds(name, directory)
         calls = children.in_child(_count, directory, ops, plan.break_forge)
         points = [
             (number, when)

@@ -88,7 +88,7 @@ def run(plan: Plan) -> Counts:
     checker = Checker(scenario.check, plan)
     found: collections.Counter[str] = collections.Counter()
     for name, ops in scenario.SCENARIOS.items():
-        worlds = children.in_child(scenario.worlds, plan.root / "checkpoints", ops)
+        worlds = scenario.worlds(name, plan.root / "checkpoints")
         is_waiting = rng.random() < 0.5
         recorder = children.in_child(record, plan.root, ops, plan.break_forge, is_waiting)
         shutil.rmtree(plan.root / "checkpoints")

@@ -18,6 +18,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torture import children
 
 from forge.checkpoint import files, staging, store, writing
 from forge.checkpoint.format import manifest
@@ -213,8 +214,19 @@ def world_of(store: Store) -> World:
     return world
 
 
-def worlds(directory: Path, ops: list[Op]) -> list[World]:
-    """The worlds of an undisturbed run, with a check of each operation's result."""
+_worlds_of: dict[str, list[World]] = {}
+"""Of each scenario; they are the same for all parts."""
+
+
+def worlds(name: str, directory: Path) -> list[World]:
+    """The worlds of an undisturbed run of a scenario, which a fork makes below `directory`."""
+    if name not in _worlds_of:
+        _worlds_of[name] = children.in_child(_worlds, directory, SCENARIOS[name])
+    return _worlds_of[name]
+
+
+def _worlds(directory: Path, ops: list[Op]) -> list[World]:
+    """The worlds, with a check of each operation's result."""
     actor = Actor(directory)
     found = []
     for number in actor.run(ops):

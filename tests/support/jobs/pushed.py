@@ -16,7 +16,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import forge
 
-EPOCHS = 4
+EPOCHS = 3
 
 
 class Drawing(Dataset):

@@ -129,9 +129,10 @@ def test_a_streak_of_max_consecutive_halts_where_it_ends(tmp_path, form):
 
 def test_a_good_step_ends_the_streak(tmp_path):
     """Two bad steps of every three are never three in a row."""
-    outcome = train(tmp_path, action="skip", max_consecutive=3, bad=lambda v, s, i: v % 3 != 0)
+    spec = {"steps": 12, "max_consecutive": 3, "bad": lambda v, s, i: v % 3 != 0}
+    outcome = train(tmp_path, action="skip", **spec)
     assert outcome.code == 0
-    assert outcome.updated.count(False) == 16
+    assert outcome.updated.count(False) == 8
 
 
 def test_a_bad_last_step_still_halts(tmp_path):

@@ -54,7 +54,7 @@ def test_it_goes_to_the_newest_checkpoint_far_enough_before_the_first_bad_step(
     outcome = train(tmp_path, bad=streak(9, 2), every_steps=every_steps, **nan)
     assert outcome.code == 0
     assert rollbacks(tmp_path) == [(expected, 9, 11)]
-    assert outcome.steps == [*range(11), *range(expected, 24)]
+    assert outcome.steps == [*range(11), *range(expected, 16)]
 
 
 def test_a_streak_shorter_than_max_consecutive_only_skips(tmp_path):
@@ -136,7 +136,7 @@ def test_a_save_that_is_asked_for_after_it_does_not_wait_for_an_earlier_one(tmp_
 def test_an_end_that_was_asked_for_in_a_step_that_is_undone_is_forgotten(tmp_path):
     """A rollback cancels a `run.finish` that the loop called because of a NaN loss."""
     outcome = train(tmp_path, bad=streak(9, 2), at={10: lambda run: run.finish("NaN")}, **ROLLBACK)
-    assert outcome.steps == [*range(11), *range(9, 24)]
+    assert outcome.steps == [*range(11), *range(9, 16)]
 
 
 def test_without_a_checkpoint_to_go_back_to_it_halts_and_says_so(tmp_path):
@@ -217,10 +217,10 @@ def test_two_loops_in_one_run_do_not_roll_back_into_each_other(tmp_path):
 
 def test_skip_data_does_not_see_again_what_led_there(tmp_path):
     """The poison is in the data: seeing it again would end in the same place."""
-    plain = train(tmp_path / "plain", action="skip", steps=32)
+    plain = train(tmp_path / "plain", action="skip", every_steps=None)
     nan = ROLLBACK | {"rollback": {"skip_data": True, "steps_back": 2}}
     rolled = train(tmp_path / "rolled", bad=streak(6, 2), **nan)
-    assert rolled.steps == [*range(8), *range(4, 24)]
+    assert rolled.steps == [*range(8), *range(4, 16)]
     # The epoch continues as if nothing had happened; only the batches 4 to 7 were seen in vain.
     assert rolled.batches[:10] == plain.batches[:10]
 
@@ -228,7 +228,7 @@ def test_skip_data_does_not_see_again_what_led_there(tmp_path):
 def test_without_skip_data_the_same_batches_come_again(tmp_path):
     nan = ROLLBACK | {"rollback": {"skip_data": False, "steps_back": 2}}
     rolled = train(tmp_path / "rolled", bad=streak(6, 2), **nan)
-    plain = train(tmp_path / "plain", action="skip")
+    plain = train(tmp_path / "plain", action="skip", every_steps=None)
     assert rolled.batches[8:] == plain.batches[4:]
     assert_same_state(rolled.state, plain.state)
 
@@ -237,15 +237,17 @@ def test_without_skip_data_a_rollback_crosses_the_epochs_border(tmp_path):
     """The order of an epoch that had ended has to come back with it."""
     nan = ROLLBACK | {"rollback": {"skip_data": False, "steps_back": 4}}
     rolled = train(tmp_path / "rolled", bad=streak(12, 2), **nan)
-    plain = train(tmp_path / "plain", action="skip")
-    assert rolled.steps[14:] == list(range(8, 24))
+    plain = train(tmp_path / "plain", action="skip", every_steps=None)
+    assert rolled.steps[14:] == list(range(8, 16))
     assert rolled.batches[14:] == plain.batches[8:]
     assert_same_state(rolled.state, plain.state)
 
 
 def test_poisoned_samples_are_left_behind(tmp_path):
     """The bad batches of an epoch are passed by; all others are trained on."""
-    order = [b for _, b in train(tmp_path / "order", action="skip", steps=10).seen]
+    order = [
+        b for _, b in train(tmp_path / "order", action="skip", steps=10, every_steps=None).seen
+    ]
     poison = {*order[5], *order[6]}
     outcome = train(
         tmp_path / "run", steps=8, bad=lambda v, s, indices: bool(poison & {*indices}), **ROLLBACK

@@ -95,9 +95,9 @@ def rolled_back(tmp_path_factory):
 
 @pytest.mark.parametrize("how", ["SIGUSR1", pytest.param("SIGKILL", marks=pytest.mark.proofs)])
 def test_a_job_that_was_rolled_back_resumes_with_the_same_bits(how, rolled_back, tmp_path):
-    """Before, in and after a rollback, which all ranks make and count alike."""
+    """Before and in a rollback, which all ranks make and count alike, and after another one."""
     goes_back = [e["from_step"] for e in events_of(rolled_back, "rollback")]
-    strikes = [["step", step, 1, how] for step in (3, goes_back[-2], goes_back[-1])]
+    strikes = [["step", step, 1, how] for step in (3, goes_back[-1])]
     job, codes = poisoned(tmp_path, *strikes), []
     while not codes or (any(codes[-1]) and len(codes) < 6):
         codes.append(job.run())

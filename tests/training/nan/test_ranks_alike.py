@@ -48,7 +48,7 @@ APART = {  # gradients, and so weights, are each rank's own
     "alone, unused": ["plain", "unused", CLIPPED],
 }
 CASES = SYNCED | APART
-BAD = [step for step in range(24) if step % 8 == 5 or step > 12]
+BAD = [step for step in range(16) if step == 2 or step > 4]
 
 
 @pytest.fixture(scope="module")
