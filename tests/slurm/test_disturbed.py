@@ -17,11 +17,8 @@ pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 ON_N2 = ("preempted", "zero", "stuck")
 ON_N1 = ("struck", "cancelled")
-KILLED = ("wrapper", "srun")
-"""Processes of the job `struck`, each killed in an attempt; then comes a SIGTERM by hand.
-
-`test_commands.py` kills a task.
-"""
+KILLED = ("task", "wrapper", "srun")
+"""Processes of the job `struck`, each killed in an attempt; then comes a SIGTERM by hand."""
 
 EXITS = """
     import os, sys, time, traceback
@@ -90,7 +87,7 @@ class Sweeps:
         ones = dict.fromkeys((*ON_N2, "cancelled"), 1)
         self.sweep = self.app.start(
             f"kind={','.join([*ON_N2, *ON_N1])}",
-            f"++holds={table(**ones, struck=3)}",
+            f"++holds={table(**ones, struck=4)}",
             f"++nodes={table(**dict.fromkeys(ON_N2, 'n2'))}",
             f"++partitions={table(zero='zero')}",
         )
@@ -214,7 +211,7 @@ def test_a_job_comes_to_its_end_whichever_of_its_processes_is_killed(job, undist
 def test_sigterm_by_hand_saves_and_goes_on(job):
     """Slurm did not send this signal, so the job keeps its nodes."""
     assert job.repeated[-1] == 0
-    assert reasons(job) == ["crashed", "signalled", "finished"]
+    assert reasons(job) == ["crashed", "crashed", "signalled", "finished"]
 
 
 @of("cancelled")
