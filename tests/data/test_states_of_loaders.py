@@ -216,7 +216,7 @@ def test_a_state_that_may_be_a_place_is_not_accused(kind, train, caplog):
 
 @pytest.mark.parametrize("form", ["steps", "loader"])
 def test_a_pass_that_yields_more_than_was_left_is_an_error(form, train):
-    """Its state moves with each batch, and is no place."""
+    """A loader whose state changes with each batch, but is no position."""
     with pytest.raises(Crash):
         train("job", Drawing(), form, crash_at=4)
     with pytest.raises(forge.Exit) as error:

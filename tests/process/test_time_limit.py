@@ -239,7 +239,7 @@ def test_a_save_beside_training_has_to_be_waited_for_first(tmp_path):
 @pytest.mark.parametrize(
     ("plan", "environment", "left_s"),
     [
-        # Who swallows the signal is taken for hanging: the supervisor kills it 90 s after.
+        # A process that ignores the signal counts as hanging: the supervisor kills it after 90 s.
         ({}, {}, 3600 - 30),
         ({"timeout_s": 0}, {}, 3600),
         ({"actions": {"USR2": "save"}}, {}, 3600),

@@ -102,7 +102,7 @@ class Fault:
     only: int | None = None
     """The only rank that comes."""
     shown: str = ""
-    """What the table says of it."""
+    """Text that the table shows for this fault."""
 
 
 def nhc(script: str, timeout_s: float = 60.0) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from torture.kills import Break
 from torture.scenario import ABSENT, Allowed, Op, World
 
 RANDOM_FATES = 6
-"""Of each place, drawn by chance beside those that are always tried."""
+"""States of each place that are drawn at random, beside those that are always tried."""
 
 
 def record(root: Path, ops: list[Op], break_forge: Break, is_waiting: bool) -> Recorder:
