@@ -3,16 +3,24 @@
 A worker killed by a signal would prevent the save ('DataLoader worker exited unexpectedly'). The
 signals are blocked while workers are started (fork and exec inherit that). Then each worker ignores
 them, except a SIGTERM from its parent, by which a DataLoader ends its workers.
+
+A worker ends when its parent has ended. PyTorch begins to watch the parent after `worker_init_fn`:
+if the parent was killed before, its `ManagerWatchdog` watches another process for ever.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from multiprocessing.process import BaseProcess
 from typing import Any
+
+_LOOK_S = 1.0
+"""Seconds after which a worker looks again whether its parent lives."""
 
 
 class Shield:
@@ -35,20 +43,25 @@ def shield_this_process() -> None:
         signal.signal(number, signal.SIG_IGN)
     # Ignoring a signal also drops a pending one, so unblock afterwards.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ignored)
-    if sys.platform.startswith("linux"):
+    parent = multiprocessing.parent_process()
+    if sys.platform.startswith("linux") and parent is not None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-        parent = os.getppid()
         threading.Thread(
-            target=_heed_parent, args=(parent,), name="forge-worker", daemon=True
+            target=_end_with_parent, args=(parent,), name="forge-worker", daemon=True
         ).start()
-    else:  # no sigwaitinfo: the sender of a SIGTERM is unknown
+    else:  # no sigtimedwait: the sender of a SIGTERM is unknown
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
-def _heed_parent(parent: int) -> None:
-    while True:
-        if signal.sigwaitinfo({signal.SIGTERM}).si_pid == parent:
-            os._exit(0)
+def _end_with_parent(parent: BaseProcess) -> None:
+    # Of two signs either can fail: this is already another's child if the parent ended before, and
+    # a worker forked later holds the pipe by which `is_alive` sees the end, until it ends itself.
+    ppid = os.getppid()
+    while os.getppid() == ppid and parent.is_alive():
+        signalled = signal.sigtimedwait({signal.SIGTERM}, _LOOK_S)
+        if signalled is not None and signalled.si_pid == parent.pid:
+            break
+    os._exit(0)
 
 
 def iter_with_blocked_signals(loader: Iterable[Any]) -> Iterator[Any]:
