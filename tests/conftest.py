@@ -5,6 +5,7 @@ Long tests come first.
 
 import functools
 import gc
+import importlib
 import multiprocessing
 import os
 import re
@@ -12,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 
 import light
 import pytest
@@ -115,6 +117,23 @@ def text_of(path):
 def is_one(path):
     """Whether a file's tests share what one fixture made, and so have one process."""
     return 'scope="module"' in text_of(path)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session):
+    """Of test modules not compiled yet, each process compiles a share: else each compiles all."""
+    if "PYTEST_XDIST_WORKER" not in os.environ or not IS_QUICK:
+        return
+    of_all = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    tests = session.config.rootpath / "tests"
+    compiled = {one.name.partition(".")[0] for one in tests.rglob("__pycache__/test_*")}
+    paths = [one for one in sorted(tests.rglob("test_*.py")) if "proofs" not in one.parts]
+    new = [one for one in paths if one.stem not in compiled]
+    for path in new[int(os.environ["PYTEST_XDIST_WORKER"][2:]) :: of_all]:
+        sys.path.insert(0, str(path.parent))
+        # What is raised here is raised again, and shown, as pytest imports the module.
+        with suppress(Exception, pytest.skip.Exception):
+            importlib.import_module(path.stem)
 
 
 @pytest.hookimpl(trylast=True)
