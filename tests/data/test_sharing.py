@@ -141,6 +141,7 @@ def test_the_same_number_of_ranks_keeps_the_place_of_each(kind, job):
     assert [one.next().tolist() for one in after] == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_persistent", [False, True])
 def test_an_interruption_after_the_change_changes_nothing_more(is_persistent, job):
     """The next save has a position of the new ranks, whose workers have their own draws."""
@@ -168,6 +169,7 @@ def test_an_interruption_after_the_change_changes_nothing_more(is_persistent, jo
     assert [one.next().tolist() for one in again] == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("is_seeded", [False, True])
 def test_a_later_epoch_of_persistent_workers_keeps_its_order(kind, is_seeded, job):

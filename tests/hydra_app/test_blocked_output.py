@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 
+import pytest
 from harness import full_pipe, wait_for
 from hydra_apps import App
 from started import Popen
@@ -11,6 +12,7 @@ from started import Popen
 from forge.jobdir import ledger
 
 
+@pytest.mark.slow
 def test_a_job_whose_log_nobody_reads_saves_and_ends_with_its_code(tmp_path):
     """`python train.py | less`, and the reader scrolls no further."""
     app = App(tmp_path / "app")

@@ -8,6 +8,7 @@ from harness import Job
 from test_signals import events, start_and_wait
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["loop", "building"])
 @pytest.mark.parametrize("children", [["stubborn"], ["processes"], ["threads"]])
 def test_the_first_stops_gracefully_and_leaves_no_process(tmp_path, stage, children):
@@ -40,6 +41,7 @@ def test_the_second_exits_at_once_and_leaves_no_process(tmp_path, stage):
     assert process.is_session_gone()
 
 
+@pytest.mark.slow
 def test_a_thread_that_never_ends_does_not_keep_a_stopped_job(tmp_path):
     """The interpreter waits for threads; a job that saved and said so does not."""
     job = Job(tmp_path / "job", "stages.py", stage="loop", children=["thread"])

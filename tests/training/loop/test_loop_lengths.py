@@ -73,6 +73,7 @@ LEAVES = {"policy": {"shutdown": {"timeout_s": 4}}, "leaves": [[3, 1]]}
 STEPS, PUSHED = {"steps": 12}, {"steps": 12, "pushed": True}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "spec",
     few(
