@@ -5,7 +5,7 @@
 Every job is hit by one to five of SIGTERM, SIGUSR1, SIGUSR2, SIGINT and SIGKILL at moments drawn
 from the seed: during imports, while it is built, in a step, in a save, as it ends. All must finish
 with the very bits and metrics of the undisturbed run; after a signal that was answered by a save
-at most one step may be repeated. Exits with 1 otherwise.
+at most one step may be repeated; no process may outlive its job. Exits with 1 otherwise.
 """
 
 from __future__ import annotations
@@ -64,13 +64,14 @@ def make_job(directory: Path, spec: dict) -> Job:
 def disturb(number: int, seed: int, root: Path, attempt_s: float, undisturbed: Job) -> Outcome:
     """One job, hit and restarted to its end, and compared."""
     rng = random.Random(f"{seed},{number}")
-    outcome = Outcome(number)
+    outcome, processes = Outcome(number), []
     job = make_job(root / f"job_{number}", SPECS[number % len(SPECS)])
     for _ in range(rng.randint(1, 5)):
         name, is_anytime = rng.choice(SIGNALS), rng.random() < 0.25
         delay_s = rng.uniform(0, 1.1 * attempt_s if is_anytime else TRAINING_S)
         previous = ledger.read_progress(job.checkpoints)
         process = job.start()
+        processes.append(process)
         if not is_anytime:  # most of an attempt's time is imports: aim at what follows them
 
             def has_begun(job=job, previous=previous) -> bool:
@@ -95,6 +96,7 @@ def disturb(number: int, seed: int, root: Path, attempt_s: float, undisturbed: J
         assert_same_run(job, undisturbed)
         outcome.repeated = repeated_after_cooperative(job)
         assert max(outcome.repeated, default=0) <= 1, f"repeated {outcome.repeated}"
+        assert all(one.is_session_gone() for one in processes), "a process outlived its job"
     except AssertionError as error:
         outcome.problem = str(error)
     else:
