@@ -54,10 +54,10 @@ def shield_this_process() -> None:
 
 
 def _end_with_parent(parent: BaseProcess) -> None:
-    # Of two signs either can fail: this is already another's child if the parent ended before, and
-    # a worker forked later holds the pipe by which `is_alive` sees the end, until it ends itself.
+    # Not the pid of `parent`: it has ended before, or a fork server is between. Then a pipe says
+    # whether it lives, which a worker that was forked later holds, too, until it ends itself.
     ppid = os.getppid()
-    while os.getppid() == ppid and parent.is_alive():
+    while os.getppid() == ppid and (ppid == parent.pid or parent.is_alive()):
         signalled = signal.sigtimedwait({signal.SIGTERM}, _LOOK_S)
         if signalled is not None and signalled.si_pid == parent.pid:
             break
