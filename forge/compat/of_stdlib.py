@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 def interpreter_flags() -> list[str]:
@@ -26,6 +28,23 @@ def resource_tracker_pid() -> int | None:
     module = sys.modules.get("multiprocessing.resource_tracker")
     tracker = getattr(module, "_resource_tracker", None)
     return getattr(tracker, "_pid", None)
+
+
+@contextmanager
+def tracker_leaves_mask() -> Iterator[None]:
+    """Keep INT and TERM blocked where multiprocessing starts that process (for `spawn`).
+
+    It unblocks both afterwards, for whatever is started next, although they were blocked before.
+    If it goes: see whether `ensure_running` of `multiprocessing.resource_tracker` puts the mask
+    back that it found; then nothing has to be done.
+    """
+    from multiprocessing import resource_tracker
+
+    resource_tracker._HAVE_SIGMASK = False  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        resource_tracker._HAVE_SIGMASK = True  # type: ignore[attr-defined]
 
 
 def options(parser: argparse.ArgumentParser) -> list[str]:

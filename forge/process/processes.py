@@ -119,7 +119,8 @@ def block_signals() -> Iterator[None]:
     stopping = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, stopping)
     try:
-        yield
+        with of_stdlib.tracker_leaves_mask():
+            yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

@@ -39,6 +39,24 @@ def test_resource_tracker_pid_where_none_was_started():
         assert done.stdout == "None\n", done.stderr
 
 
+MASK = """
+import multiprocessing.resource_tracker, signal
+from forge.process.processes import block_signals
+
+with block_signals():
+    multiprocessing.resource_tracker.ensure_running()
+    print(*sorted(one.name for one in signal.pthread_sigmask(signal.SIG_BLOCK, ())))
+print(*signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+"""
+
+
+def test_tracker_leaves_mask():
+    """A process that is spawned next must not be killed by what Slurm sends to all of a step."""
+    with contract(of_stdlib.tracker_leaves_mask):
+        done = subprocess.run([sys.executable, "-c", MASK], capture_output=True, text=True)
+        assert done.stdout == "SIGHUP SIGINT SIGTERM SIGUSR1 SIGUSR2\n\n", done.stderr
+
+
 def test_options():
     """Shells complete the options of a command."""
     parser = argparse.ArgumentParser()

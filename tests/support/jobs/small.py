@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -51,6 +52,11 @@ class Points(Dataset):
 
     def __len__(self):
         return len(self.x)
+
+    def __setstate__(self, state):
+        """In a worker that is spawned: a thread of before forge is there, like those of NumPy."""
+        self.__dict__.update(state)
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
 
     def __getitem__(self, index):
         noise = torch.randn(6) * 0.1 if self.augment else 0.0
