@@ -285,6 +285,17 @@ def of_a_trainer(run, loader):
     Holder(loader).train(run)
 
 
+def zipped(run, loader):
+    for _ in zip(run.steps(4), loader, strict=False):
+        pass
+
+
+def zipped_in_epochs(run, loader):
+    for _ in run.epochs(1):
+        for _ in zip(run.batches(range(4)), loader, strict=False):
+            pass
+
+
 def given(run, loader):
     batches = run.steps(4, loader)
     for _ in enumerate(batches):
@@ -304,7 +315,16 @@ def evaluated(run, loader):
         list(loader)
 
 
-OWN = [plainly, wrapped, in_a_generator, beside_the_loop_s_own, behind_a_progress_bar, of_a_trainer]
+OWN = [
+    plainly,
+    wrapped,
+    in_a_generator,
+    beside_the_loop_s_own,
+    behind_a_progress_bar,
+    of_a_trainer,
+    zipped,
+    zipped_in_epochs,
+]
 SAVED = [given, second, evaluated]
 
 
@@ -316,6 +336,8 @@ def test_batches_that_the_loop_reads_by_itself_are_told_once(job, caplog, loop):
     with job.run(has_optimizers=False) as run:
         loop(run, loader)
     texts = [r.getMessage() for r in caplog.records if "by `" in r.getMessage()]
-    name = "self.batches" if loop is of_a_trainer else "batches"
+    name = {of_a_trainer: "self.batches", zipped: "zip(…)", zipped_in_epochs: "zip(…)"}.get(
+        loop, "batches"
+    )
     assert len(texts) == (loop in OWN)
     assert all(f"the loop reads a DataLoader by `{name}`, whose place" in text for text in texts)

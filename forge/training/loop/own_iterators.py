@@ -32,10 +32,14 @@ class OwnIterators:
         self._seen: weakref.WeakKeyDictionary[Any, int | None] = weakref.WeakKeyDictionary()
         self._num_looks = 0
 
-    def look(self) -> bool:
-        """Warn if iterators have yielded batches since the last call; whether to look again."""
+    def look(self, loop: Any) -> bool:
+        """Warn if iterators have yielded batches since the last call; whether to look again.
+
+        Args:
+            loop: The iterator of `run.steps` or `run.batches`; None if it has ended.
+        """
         self._num_looks += 1
-        names = self._read()
+        names = self._read(loop)
         if names:
             messages.warn(
                 f"A resume could be inexact here: the loop reads a DataLoader by"
@@ -45,22 +49,26 @@ class OwnIterators:
             )
         return not names and self._num_looks < _LOOKS
 
-    def _read(self) -> list[str]:
+    def _read(self, loop: Any) -> list[str]:
         """Names of the variables whose iterators have yielded batches since the last call."""
         before, self._seen = self._seen, weakref.WeakKeyDictionary()
         found: dict[str, None] = {}
-        for name, iterator in _variables(inspect.currentframe()):
+        for name, iterator in _variables(inspect.currentframe(), loop):
             count = self._seen[iterator] = of_torch.num_yielded(iterator)
             if before.get(iterator, count) != count:
                 found[name] = None
         return [*found]
 
 
-def _variables(frame: types.FrameType | None) -> Iterator[tuple[str, Any]]:
+def _variables(frame: types.FrameType | None, loop: Any) -> Iterator[tuple[str, Any]]:
     """The iterators over a DataLoader in the variables of the callers, and of their `self`."""
     num_left = _FRAMES
     while frame is not None and num_left:
         if not _is_ours(frame):
+            # On no variable: `for step, batch in zip(run.steps(n), loader)`.
+            if loop is not None and "zip" in frame.f_code.co_names:
+                together = [one for one in gc.get_referrers(loop) if type(one) is tuple]
+                yield from (("zip(…)", one) for each in together for one in _parts(each, _DEPTH))
             local = _locals(frame)
             own = getattr(local.get("self"), "__dict__", {})
             of_self = {f"self.{name}": value for name, value in own.items()}
@@ -83,8 +91,12 @@ def _inside(one: Any, depth: int) -> Iterator[Any]:
         yield one
     elif depth and hasattr(type(one), "__next__") and not _is_ours(getattr(one, "gi_frame", None)):
         for part in gc.get_referents(one):
-            for inner in part if type(part) is tuple else (part,):
-                yield from _inside(inner, depth - 1)
+            yield from _parts(part if type(part) is tuple else (part,), depth - 1)
+
+
+def _parts(several: tuple[Any, ...], depth: int) -> Iterator[Any]:
+    for one in several:
+        yield from _inside(one, depth)
 
 
 def _is_ours(frame: types.FrameType | None) -> bool:

@@ -137,7 +137,7 @@ class Steps:
                 position.cut()
             try:
                 batch = position.next() if position is not None else None
-                yield from self.step(position, batch)
+                yield from self.step(position, batch, self._last)
             except GeneratorExit:
                 self._boundary.leave_loop()
                 raise
@@ -148,8 +148,10 @@ class Steps:
         with self._shutdown.giving_up():
             position.load(state)
 
-    def step(self, position: Position | None, batch: Any) -> Generator[Any, None, None]:
-        """Yield one step; it counts when it ends."""
+    def step(
+        self, position: Position | None, batch: Any, loop: weakref.ref[Any] | None
+    ) -> Generator[Any, None, None]:
+        """Yield one step of the iterator `loop`; it counts when it ends."""
         loops = self._loops
         if position is not None:
             name = "steps" if loops.epochs is None else "batches"
@@ -166,5 +168,5 @@ class Steps:
             from forge.training.loop.own_iterators import OwnIterators
 
             self._own = self._own or OwnIterators()
-            self._is_looking = self._own.look()
+            self._is_looking = self._own.look(loop and loop())
             self._own = self._own if self._is_looking else None
