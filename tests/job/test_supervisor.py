@@ -152,6 +152,7 @@ def test_daemons_of_the_task_do_not_survive_it(watched):
     assert one.live == []
 
 
+@pytest.mark.slow
 def test_what_the_gil_holds_hostage_is_shown_and_killed(watched):
     """A C call that never releases the GIL blocks every deadline inside the process."""
     one = watched(
@@ -218,6 +219,7 @@ def _is_pending(pid: int, number: int) -> bool:
     return bool(int(mask, 16) >> (number - 1) & 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["stopped", "traced"])
 def test_a_task_that_cannot_run_is_no_hang(how, watched, monkeypatch):
     """Gang scheduling stops a job for minutes, a debugger for any length of time."""
@@ -285,6 +287,7 @@ def test_a_supervisor_whose_parent_is_gone_stops_the_task_in_order(watched):
     until(lambda: one.live == [], "end of the supervisor")
 
 
+@pytest.mark.slow
 def test_an_ignored_signal_starts_no_deadline(watched):
     """A signal that `signal.actions` maps to `save` must not start the deadline of a stop."""
     one = watched(

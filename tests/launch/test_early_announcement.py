@@ -1,5 +1,6 @@
 """The time limit is announced early, while the job starts up: it trains all the same."""
 
+import pytest
 from main_scripts import make
 
 TRAIN = """
@@ -58,6 +59,7 @@ CONF = """
 """
 
 
+@pytest.mark.slow
 def test_an_early_announcement_does_not_end_the_start_up(tmp_path):
     """Slurm's comes up to a minute early: an attempt that leaves then has trained nothing.
 

@@ -45,6 +45,7 @@ PLACES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("where", "how"), PLACES)
 def test_a_hang_names_its_line_and_the_restart_ends_with_the_same_bits(
     make, shared_folder, where, how
@@ -106,6 +107,7 @@ def test_one_rank_of_several_hangs_and_is_the_one_that_is_named(
     assert [one["reason"] for one in job.events("end")] == ["hung", "finished"]
 
 
+@pytest.mark.slow
 def test_halt_ends_the_job_with_70(make):
     """With `action=halt`, a user can examine the hang before the job runs again."""
     app = make()
@@ -119,6 +121,7 @@ def test_halt_ends_the_job_with_70(make):
     assert app.line("lock") in state["because"]
 
 
+@pytest.mark.slow
 def test_the_same_hang_again_ends_the_job(make):
     """The job would hang at this step every time, so it ends after one of three restarts."""
     app = make()
@@ -132,6 +135,7 @@ def test_the_same_hang_again_ends_the_job(make):
     assert len(job.hangs) == 2
 
 
+@pytest.mark.slow
 def test_warn_logs_it_once_and_lets_the_job_go_on(make, shared_folder):
     """A job that was only slow loses nothing."""
     app = make()

@@ -48,6 +48,7 @@ def make(tmp_path):
     return lambda misbehave="", **more: App(tmp_path / "app", misbehave=misbehave, **more)
 
 
+@pytest.mark.slow
 def test_the_time_limit_is_announced_and_costs_no_step(make, undisturbed):
     """A job longer than its time limit is saved in time at each limit, and repeats no step."""
     app = make()
@@ -69,6 +70,7 @@ def test_the_time_limit_is_announced_and_costs_no_step(make, undisturbed):
     assert {e["reason"] for e in events(job, "end")} == {"time_limit", "finished"}
 
 
+@pytest.mark.slow
 def test_a_job_that_swallows_the_signal_of_the_limit_stops_by_itself(make, undisturbed):
     """Even if a library replaces the handler of SIGUSR2, the time limit costs no step."""
     app = make(
@@ -98,6 +100,7 @@ def test_a_job_that_swallows_the_signal_of_the_limit_stops_by_itself(make, undis
     assert start["previous_step"] == start["step"] == stop["step"]
 
 
+@pytest.mark.slow
 def test_at_the_limit_a_task_that_does_not_leave_is_killed(make, undisturbed):
     """The task ignores all signals; it is killed, and the job resumes from the last save."""
     app = make(
@@ -168,6 +171,7 @@ def test_a_halt_by_the_nan_policy_is_final(make):
     assert "halted by the NaN policy" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_full_interpreter_lock_is_ended_after_the_deadline(make, undisturbed):
     """The supervisor ends it, with the stacks in its log; the job resumes from its checkpoint."""
     app = make(
@@ -214,6 +218,7 @@ PLAIN = """
 """
 
 
+@pytest.mark.slow
 def test_a_function_without_a_run_has_no_progress_to_lack(tmp_path):
     """A main without a Run is requeued four times, although it never saves a step."""
     app = App(tmp_path / "app", PLAIN)
