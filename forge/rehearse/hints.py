@@ -23,6 +23,7 @@ from forge.rehearse.rehearsal import Rehearsal
 _MOST = 6
 """Variables that are named at most."""
 _ADVICE = {
+    "buffer": "make {} a persistent buffer of its module (register_buffer)",
     "generator": "keep the state of {} in run.state",
     "iterator": "create {} by run.loader(…)",
     "stateful": "pass {} to forge.Run",

@@ -62,7 +62,7 @@ class Variable(NamedTuple):
     shown: str
     """A short description."""
     kind: str
-    """`value`, `generator`, `iterator` or `stateful`."""
+    """`value`, `buffer` (a tensor of a module), `generator`, `iterator` or `stateful`."""
 
 
 def variables(frame: types.FrameType | None, known: Collection[object]) -> Iterator[Variable]:
@@ -119,15 +119,15 @@ class _Reader:
         for name, value in list(names.items()):
             # An object of the user's can raise anything when it is read.
             with contextlib.suppress(Exception):
-                for path, one in self._parts(name, value, _DEPTH):
-                    facts = fingerprint(one), _shown(one), _kind(one)
+                for path, one, kind in self._parts(name, value, _DEPTH):
+                    facts = fingerprint(one), _shown(one), kind
                     yield Variable(os.path.abspath(file), function, path, *facts)
 
-    def _parts(self, path: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
-        """The parts that are compared separately, by path."""
+    def _parts(self, path: str, value: Any, depth: int) -> Iterator[tuple[str, Any, str]]:
+        """The parts that are compared separately: path, value and kind."""
         if isinstance(value, _PLAIN):
             if not path.startswith("__"):
-                yield path, value
+                yield path, value, _kind(value)
             return
         is_ours = type(value).__module__.startswith("forge.") or path.startswith("__")
         if id(value) in self._read or isinstance(value, _NO_STATE) or is_ours:
@@ -136,7 +136,7 @@ class _Reader:
             return  # reported under its own name
         self._read.add(id(value))
         if id(value) not in self._known and (_is_one(value) or _reported_state(value) is not None):
-            yield path, value
+            yield path, value, _kind(value)
         if isinstance(value, types.FunctionType):
             for name, one in _defaults(value).items():
                 yield from self._parts(f"{path}.{name}", one, depth - 1)
@@ -148,7 +148,9 @@ class _Reader:
                     continue
         elif depth > 0:
             for name, one in _attributes(value).items():
-                yield from self._parts(f"{path}.{name}", one, depth - 1)
+                is_buffer = isinstance(value, torch.nn.Module) and isinstance(one, torch.Tensor)
+                for at, part, kind in self._parts(f"{path}.{name}", one, depth - 1):
+                    yield at, part, "buffer" if is_buffer else kind
 
 
 def _defaults(function: types.FunctionType) -> dict[str, Any]:

@@ -64,6 +64,16 @@ def test_a_variable_that_is_another_after_the_resume_is_named_with_its_line(trac
     assert advice == "  → keep `best` in run.state"
 
 
+def test_a_tensor_of_a_module_is_to_be_a_buffer(traced):
+    """`run.state` would keep it, too, but not the module that moves it to a device."""
+    usual, interrupted, said = traced
+    for one, pid in (usual, 1), (interrupted, 2):
+        one.at(0, kind="buffer", shadow=0)
+        one.at(5, pid=pid, kind="buffer", shadow=pid)
+    *_, advice = said()
+    assert advice == "  → make `shadow` a persistent buffer of its module (register_buffer)"
+
+
 def test_a_part_of_what_is_named_is_not_named_again(traced):
     """An object and its attributes differ together; and a few lines are enough."""
     usual, interrupted, said = traced

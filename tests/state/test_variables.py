@@ -139,12 +139,13 @@ def test_of_what_is_given_to_a_run_only_the_rest_is_read():
     """Its state is compared as leaves already."""
     one = Hidden()
     assert "one" in held(one)
-    assert sorted(held(one, [one])) == [
-        "one.buffer",
-        "one.inner.inplace",
-        "one.inner.p",
-        "one.state",
-    ]
+    found = {path: each.kind for path, each in held(one, [one]).items()}
+    assert found == {
+        "one.buffer": "buffer",
+        "one.inner.inplace": "value",
+        "one.inner.p": "value",
+        "one.state": "buffer",
+    }
 
 
 def test_what_has_a_name_of_its_own_is_no_part_of_another():
