@@ -17,6 +17,29 @@ SCHEDULES = "_schedulers"
 """Key of the inner schedules in the state_dict of a SequentialLR or ChainedScheduler."""
 
 
+def on_worker_start(call: Callable[[], None]) -> None:
+    """Call a function in each DataLoader worker that is forked from now on, as it starts.
+
+    It is called once torch has installed its own signal handlers. A second call replaces the
+    function.
+
+    If it goes: see where `_worker_loop` installs a handler of SIGTERM now. Without this a SIGTERM
+    to all processes of a step kills the workers of loaders that the script iterates itself.
+    """
+    from torch.utils.data._utils import signal_handling
+
+    module: Any = signal_handling
+    installed = module._set_worker_signal_handlers
+    own = getattr(installed, "own", installed)
+
+    def set_handlers() -> None:
+        own()
+        call()
+
+    set_handlers.own = own  # type: ignore[attr-defined]
+    module._set_worker_signal_handlers = set_handlers
+
+
 def foreach_copy(
     targets: list[torch.Tensor], sources: list[torch.Tensor], *, non_blocking: bool = False
 ) -> None:

@@ -19,8 +19,12 @@ from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from forge.compat import of_torch
+
 _LOOK_S = 1.0
 """Seconds after which a worker looks again whether its parent lives."""
+_shielded = 0
+"""The pid of this process, once it is shielded."""
 
 
 class Shield:
@@ -36,8 +40,21 @@ class Shield:
             self.inner(worker_id)
 
 
+def shield_forked(is_in_run: Callable[[], bool]) -> None:
+    """From now on shield each worker that is forked, whoever iterates its loader.
+
+    Args:
+        is_in_run: Called in the worker; False: it is left as torch made it.
+    """
+    of_torch.on_worker_start(lambda: shield_this_process() if is_in_run() else None)
+
+
 def shield_this_process() -> None:
-    """Ignore stop signals in a child process that its parent ends."""
+    """Ignore stop signals in a child process that its parent ends; again changes nothing."""
+    global _shielded
+    if _shielded == os.getpid():
+        return
+    _shielded = os.getpid()
     ignored = {signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
     for number in ignored:
         signal.signal(number, signal.SIG_IGN)

@@ -6,6 +6,8 @@ pid is never hit. Source: pidfd_open(2), proc(5).
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
 import signal
 import subprocess
@@ -113,9 +115,10 @@ def block_signals() -> Iterator[None]:
 
     Slurm signals every process of a step. Start helper programs that must survive such a signal
     (`subprocess`, multiprocessing with `spawn`, a logger's service) inside this block; forge ends
-    them when the job stops. Children of `os.fork` and of multiprocessing with `fork` do not need
-    it, since forge handles their signals.
+    them when the job stops. Children that are forked inside a Run (`os.fork`, multiprocessing with
+    `fork`, a DataLoader's workers by default) do not need it, since forge handles their signals.
     """
+    _end_deaf_children_at_exit()
     stopping = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, stopping)
     try:
@@ -123,6 +126,24 @@ def block_signals() -> Iterator[None]:
             yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@functools.cache
+def _end_deaf_children_at_exit() -> None:
+    import multiprocessing.util  # registers what has to come after this
+
+    assert multiprocessing.util
+    atexit.register(_end_deaf_children)
+
+
+def _end_deaf_children() -> None:
+    """Python ends daemon processes by SIGTERM and waits for them, for ever if they block it."""
+    import multiprocessing
+
+    children = multiprocessing.active_children()
+    for child in (one for one in children if one.daemon and _blocks(one.pid or 0, signal.SIGTERM)):
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # DataLoader's would raise an error
+        child.kill()
 
 
 def status(pid: int) -> dict[str, str]:
@@ -143,7 +164,15 @@ def is_suspended(pid: int) -> bool:
 
 def catches(pid: int, signum: int) -> bool:
     """Whether the process has a handler for the signal. False if not on Linux."""
-    return bool(int(status(pid).get("SigCgt", "0"), 16) >> (signum - 1) & 1)
+    return _is_in("SigCgt", pid, signum)
+
+
+def _blocks(pid: int, signum: int) -> bool:
+    return _is_in("SigBlk", pid, signum)
+
+
+def _is_in(field: str, pid: int, signum: int) -> bool:
+    return bool(int(status(pid).get(field, "0"), 16) >> (signum - 1) & 1)
 
 
 def is_resource_tracker(pid: int) -> bool:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import faulthandler
+import math
 import mmap
 import os
 import select
@@ -35,13 +36,17 @@ from forge.process import processes
 
 __all__ = ["ShutdownHandler"]
 
-_TIME = struct.Struct("<d")
+_HEARD = struct.Struct("<dd")
+"""Of the last SIGTERM: its time, and the seconds in which a child's SIGTERM counts as the same."""
 
 _HANGUP_S = 2.0
 """Seconds in which SIGHUP can follow the first failed print to a closed terminal."""
 
 _NOTICE_S = 1.0
 """Seconds from Ctrl+C to a notice: people press it again if nothing happens."""
+
+_SAME_S = 0.5
+"""Seconds in which a child's SIGTERM counts as its parent's, if the parent does not stop."""
 
 _LOOK_S = 1.0
 """Seconds after which the thread checks the deadline, even if nothing has woken it."""
@@ -91,7 +96,9 @@ class ShutdownHandler:
         self._originals: dict[signal.Signals, Any] = {}
         self._lock = threading.RLock()  # re-entrant: handlers interrupt the main thread anywhere
         self._pid = 0
-        self._heard = mmap.mmap(-1, _TIME.size)  # shared with forked children
+        self._heard = mmap.mmap(-1, _HEARD.size)  # shared with forked children
+        self._ignored = 0.0
+        """In a forked child: the time of the parent's SIGTERM that it has ignored."""
         self.configure(timeout_sec, actions, stacks_dir)
 
     def configure(
@@ -387,11 +394,14 @@ class ShutdownHandler:
             return  # not our signal: Python writes all signals into the pipe
         received = signal.Signals(number)
         action = self.actions[received]
-        _TIME.pack_into(self._heard, 0, time.monotonic())
+        if received is signal.SIGTERM:
+            self._tell_children(_SAME_S)
         if action == "save":
             self._is_save_requested = True
         if action not in ("stop", "requeue") or (self._pass_over and self._pass_over(received)):
             return
+        if received is signal.SIGTERM:
+            self._tell_children(math.inf)  # a child can be in a C call until long after
         if received is signal.SIGINT:
             self._interrupts += 1
             if self._interrupts > 1:
@@ -440,9 +450,17 @@ class ShutdownHandler:
 
     # -- forked children -----------------------------------------------------------------------
 
+    def _tell_children(self, same_s: float) -> None:
+        _HEARD.pack_into(self._heard, 0, time.monotonic(), same_s)
+
+    def disown_children(self) -> None:
+        """From now on a SIGTERM to a forked child is meant for it, and ends it."""
+        self._tell_children(-math.inf)
+
     def _adopt_child(self) -> None:
         """Runs in a forked child."""
         self._trips.clear()
+        self._ignored, _ = _HEARD.unpack_from(self._heard)
         for number in self.actions:
             signal.signal(number, self._in_child)
 
@@ -456,12 +474,22 @@ class ShutdownHandler:
             return
         arrived = time.monotonic()
         while time.monotonic() - arrived < 0.25:
-            (heard,) = _TIME.unpack_from(self._heard)
-            if abs(heard - arrived) < 0.5:
+            heard, same_s = _HEARD.unpack_from(self._heard)
+            if heard != self._ignored and arrived - heard < same_s:
+                self._ignored = heard
                 return
+            if self._is_unread(number):
+                return  # the parent's main thread has the GIL, so its other thread must wait
             time.sleep(0.01)  # the parent gets the signal within microseconds, or not at all
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)
+
+    def _is_unread(self, number: int) -> bool:
+        """Whether a signal is in the pipe that the parent reads."""
+        try:
+            return number in self._reader.recv(512, socket.MSG_PEEK)
+        except OSError:
+            return False
 
 
 def _let_go_of_outputs() -> None:

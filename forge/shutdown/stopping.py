@@ -293,6 +293,8 @@ def clean_up(save_s: float) -> None:
     callbacks, _state.callbacks = _state.callbacks[::-1], []
     for callback, timeout_s in callbacks:
         _run_bounded(callback, timeout_s)
+    if _state.handler is not None:
+        _state.handler.disown_children()
     with _without_sigchld():
         processes.end_descendants(os.environ.get(TOKEN), save_s)
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from forge import messages
 from forge.compat import of_torch
 from forge.config.schema import AUTO, NanAction, Policy, SignalAction
+from forge.data import workers
 from forge.errors import CheckpointError, ConfigError, Exit, ForgeError, RankLost
 from forge.group.collectives import enter_group
 from forge.group.group import MARGIN, START_S, Exchange
@@ -216,7 +217,8 @@ class Attempt:
     ) -> CheckpointOwner:
         """Check the node, the code and the owner of the checkpoints; from now on signals wait."""
         policy, group, health = self._policy, self._group, self._health
-        self._handler = stopping.install(policy, forge_dir(job))
+        self._handler = handler = stopping.install(policy, forge_dir(job))
+        workers.shield_forked(lambda: handler.is_of_parent)
         # gloo can leave a rank inside a collective though all other ranks are gone.
         group.when_lost(self._handler.begin_deadline)
         self._heed_torchrun()

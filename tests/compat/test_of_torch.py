@@ -3,6 +3,7 @@
 One module, since it is one list of contracts.
 """
 
+import os
 import warnings
 
 import pytest
@@ -12,6 +13,18 @@ from forked import completed
 from torch import nn
 
 from forge.compat import of_torch
+
+
+def test_on_worker_start(tmp_path):
+    """So workers of loops that are not forge's outlive what Slurm sends to all processes."""
+    loader = torch.utils.data.DataLoader([0, 1], num_workers=2)
+    with contract(of_torch.on_worker_start):
+        of_torch.on_worker_start(lambda: 1 / 0)
+        of_torch.on_worker_start(lambda: (tmp_path / str(os.getpid())).touch())
+        assert len(list(loader)) == 2
+        assert len(os.listdir(tmp_path)) == 2
+        assert str(os.getpid()) not in os.listdir(tmp_path)
+        of_torch.on_worker_start(lambda: None)
 
 
 @pytest.mark.parametrize("non_blocking", [False, True])

@@ -222,6 +222,29 @@ def test_workers_outlive_the_signal_that_slurm_sends_to_every_process(
     assert_same_run(job, undisturbed(**spec))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["loaded", "called", "held"])
+def test_children_of_the_script_outlive_it_whatever_they_and_their_parent_are_doing(tmp_path, kind):
+    """Workers of a loader that the script iterates; a child in a long C call, and its parent."""
+    job = ForkedJob(tmp_path / "job", "children.py", kind=kind)
+    process = job.start()
+    process.wait_for((job.directory / "ready").exists, "the children")
+    process.signal_session(signal.SIGTERM)
+    assert process.wait() == 143, job.output
+    assert (job.checkpoints / "latest").exists()
+    assert process.is_session_gone()
+
+
+@pytest.mark.parametrize("kind", ["daemon", "persistent"])
+def test_children_that_block_signals_end_with_a_job_that_finishes(tmp_path, kind):
+    """At its exit, Python sends them SIGTERM and waits for them, for ever."""
+    job = ForkedJob(tmp_path / "job", "children.py", kind=kind)
+    process = job.start()
+    assert process.wait() == 0, job.output
+    assert "Traceback" not in job.output
+    assert process.is_session_gone()
+
+
 def test_helpers_that_were_forked_or_shielded_outlive_it_too(tmp_path):
     """Loggers and executors are needed until the save is done; then they are ended."""
     job = ForkedJob(tmp_path / "job", "helpers.py")

@@ -1,0 +1,91 @@
+"""A job with children of its own, forked and spawned: python children.py <dir> '{"kind": …}'"""
+
+import hashlib
+import json
+import multiprocessing
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import forge
+
+directory, kind = Path(sys.argv[1]), json.loads(sys.argv[2])["kind"]
+FORK = multiprocessing.get_context("fork")
+
+
+class Slow(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        time.sleep(0.02)
+        return torch.ones(2)
+
+
+def c_call(_):
+    """No handler runs meanwhile."""
+    (directory / "ready").touch()
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 4_000_000)
+
+
+def pause(_):
+    time.sleep(0.02)
+
+
+def wait_for_ever(_):
+    while True:
+        time.sleep(60)
+
+
+def loaded(loader):
+    for _ in loader:
+        (directory / "ready").touch()
+
+
+def called(pool):
+    list(pool.map(c_call, range(2)))
+
+
+def held(pool):
+    both = pool.map(pause, range(40))
+    (directory / "ready").touch()
+    max(range(60_000_000))  # holds the GIL
+    list(both)
+
+
+def daemon(_):
+    with forge.block_signals():
+        FORK.Process(target=wait_for_ever, args=(0,), daemon=True).start()
+
+
+def persistent(loader):
+    with forge.block_signals():
+        iterator = iter(loader)
+    list(iterator)
+
+
+def main():
+    torch.set_num_threads(1)
+    model = torch.nn.Linear(2, 1)
+    policy = {"checkpoint": {"dir": str(directory / "checkpoints")}}
+    with forge.Run(policy, model=model) as run:
+        global kept  # until the interpreter's end
+        if kind == "loaded":
+            kept = DataLoader(Slow(), batch_size=2, num_workers=2)
+        elif kind == "persistent":
+            data = TensorDataset(torch.ones(8, 2))
+            kept = DataLoader(
+                data, num_workers=1, persistent_workers=True, multiprocessing_context="spawn"
+            )
+        else:
+            kept = ProcessPoolExecutor(2, mp_context=FORK)
+        for _ in run.steps(2 if kind in ("daemon", "persistent") else 10_000):
+            globals()[kind](kept)
+
+
+if __name__ == "__main__":
+    main()
