@@ -37,7 +37,7 @@ from forge.process import processes
 __all__ = ["ShutdownHandler"]
 
 _HEARD = struct.Struct("<dd")
-"""Of the last SIGTERM: its time, and the seconds in which a child's SIGTERM counts as the same."""
+"""The time of the last SIGTERM, and the seconds in which a child's SIGTERM counts as the same."""
 
 _HANGUP_S = 2.0
 """Seconds in which SIGHUP can follow the first failed print to a closed terminal."""
