@@ -11,15 +11,16 @@ Source: signal.set_wakeup_fd.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import faulthandler
-import math
 import mmap
 import os
 import select
 import signal
 import socket
 import struct
+import sys
 import threading
 import time
 import weakref
@@ -36,8 +37,8 @@ from forge.process import processes
 
 __all__ = ["ShutdownHandler"]
 
-_HEARD = struct.Struct("<dd")
-"""The time of the last SIGTERM, and the seconds in which a child's SIGTERM counts as the same."""
+_TIME = struct.Struct("<d")
+_TIMESPEC = struct.Struct("@ll")
 
 _HANGUP_S = 2.0
 """Seconds in which SIGHUP can follow the first failed print to a closed terminal."""
@@ -46,7 +47,10 @@ _NOTICE_S = 1.0
 """Seconds from Ctrl+C to a notice: people press it again if nothing happens."""
 
 _SAME_S = 0.5
-"""Seconds in which a child's SIGTERM counts as its parent's, if the parent does not stop."""
+"""Seconds between the SIGTERMs of a parent and of its child that count as one, sent to both."""
+
+_SO_TIMESTAMPNS = 35
+"""Linux: each message that a socket receives has the time at which it was sent. socket(7)."""
 
 _LOOK_S = 1.0
 """Seconds after which the thread checks the deadline, even if nothing has woken it."""
@@ -96,7 +100,7 @@ class ShutdownHandler:
         self._originals: dict[signal.Signals, Any] = {}
         self._lock = threading.RLock()  # re-entrant: handlers interrupt the main thread anywhere
         self._pid = 0
-        self._heard = mmap.mmap(-1, _HEARD.size)  # shared with forked children
+        self._heard = mmap.mmap(-1, _TIME.size)  # shared with forked children
         self._ignored = 0.0
         """In a forked child: the time of the parent's SIGTERM that it has ignored."""
         self.configure(timeout_sec, actions, stacks_dir)
@@ -395,13 +399,11 @@ class ShutdownHandler:
         received = signal.Signals(number)
         action = self.actions[received]
         if received is signal.SIGTERM:
-            self._tell_children(_SAME_S)
+            _TIME.pack_into(self._heard, 0, time.time())
         if action == "save":
             self._is_save_requested = True
         if action not in ("stop", "requeue") or (self._pass_over and self._pass_over(received)):
             return
-        if received is signal.SIGTERM:
-            self._tell_children(math.inf)  # a child can be in a C call until long after
         if received is signal.SIGINT:
             self._interrupts += 1
             if self._interrupts > 1:
@@ -450,39 +452,66 @@ class ShutdownHandler:
 
     # -- forked children -----------------------------------------------------------------------
 
-    def _tell_children(self, same_s: float) -> None:
-        _HEARD.pack_into(self._heard, 0, time.monotonic(), same_s)
-
     def disown_children(self) -> None:
         """From now on a SIGTERM to a forked child is meant for it, and ends it."""
-        self._tell_children(-math.inf)
+        _TIME.pack_into(self._heard, 0, 0.0)
 
     def _adopt_child(self) -> None:
         """Runs in a forked child."""
         self._trips.clear()
-        self._ignored, _ = _HEARD.unpack_from(self._heard)
+        (self._ignored,) = _TIME.unpack_from(self._heard)
+        # A new pipe: a signal to the child alone must not stop the parent.
+        reader, self._writer_in_child = socket.socketpair(type=socket.SOCK_DGRAM)
+        self._writer_in_child.setblocking(False)  # noqa: FBT003 - positional there
+        if sys.platform.startswith("linux"):
+            reader.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+        signal.set_wakeup_fd(self._writer_in_child.fileno(), warn_on_full_buffer=False)
         for number in self.actions:
             signal.signal(number, self._in_child)
+        threading.Thread(
+            target=self._watch_in_child, args=(reader,), name="forge-child", daemon=True
+        ).start()
 
     def _in_child(self, number: int, frame: FrameType | None) -> None:
-        """The handler in a forked helper process, which Slurm signals as well.
+        """The Python part of the handler in a forked child, whose thread acts on the signal.
+
+        It can run too late: if the main thread was about to wait for a lock, it waits first.
+        """
+        own = self._writer_in_child.fileno()
+        if signal.set_wakeup_fd(own, warn_on_full_buffer=False) != own:
+            with contextlib.suppress(BlockingIOError):  # other code had replaced the descriptor
+                self._writer_in_child.send(bytes([number]))
+
+    def _watch_in_child(self, reader: socket.socket) -> None:
+        """The thread of a forked helper process, which Slurm signals as well.
 
         The helper ignores a signal that its parent got as well, since the parent ends the helper
         later; a SIGTERM for the helper alone (`Process.terminate`) ends it as usual.
         """
-        if number != signal.SIGTERM:
-            return
-        arrived = time.monotonic()
-        while time.monotonic() - arrived < 0.25:
-            heard, same_s = _HEARD.unpack_from(self._heard)
-            if heard != self._ignored and arrived - heard < same_s:
+        while True:
+            text, parts, *_ = reader.recvmsg(1, socket.CMSG_SPACE(_TIMESPEC.size))
+            arrived = time.time()
+            for _, kind, data in parts:  # the thread could have waited for the GIL
+                if kind == _SO_TIMESTAMPNS:
+                    seconds, nanoseconds = _TIMESPEC.unpack(data)
+                    arrived = seconds + nanoseconds / 1e9
+            if text == bytes([signal.SIGTERM]) and not self._is_of_both(arrived):
+                # In Python only the main thread may set the default action.
+                ctypes.CDLL(None).signal(signal.SIGTERM, 0)
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    def _is_of_both(self, arrived: float) -> bool:
+        """Whether a SIGTERM came to the parent, too."""
+        began = time.monotonic()
+        while time.monotonic() - began < 0.25:
+            (heard,) = _TIME.unpack_from(self._heard)
+            if heard != self._ignored and abs(heard - arrived) < _SAME_S:
                 self._ignored = heard
-                return
-            if self._is_unread(number):
-                return  # the parent's main thread has the GIL, so its other thread must wait
+                return True
+            if self._is_unread(signal.SIGTERM):
+                return True  # the parent's main thread has the GIL, so its other thread must wait
             time.sleep(0.01)  # the parent gets the signal within microseconds, or not at all
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGTERM)
+        return False
 
     def _is_unread(self, number: int) -> bool:
         """Whether a signal is in the pipe that the parent reads."""
@@ -520,8 +549,6 @@ def _after_fork_in_parent() -> None:
 
 def _after_fork_in_child() -> None:
     if _masks:
-        # The pipe is the parent's: a signal to the child alone must not stop the parent.
-        signal.set_wakeup_fd(-1)
         for handler in list(_registered):
             handler._adopt_child()
         signal.pthread_sigmask(signal.SIG_SETMASK, _masks.pop())

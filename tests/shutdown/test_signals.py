@@ -235,9 +235,9 @@ def test_children_of_the_script_outlive_it_whatever_they_and_their_parent_are_do
     assert process.is_session_gone()
 
 
-@pytest.mark.parametrize("kind", ["daemon", "persistent"])
-def test_children_that_block_signals_end_with_a_job_that_finishes(tmp_path, kind):
-    """At its exit, Python sends them SIGTERM and waits for them, for ever."""
+@pytest.mark.parametrize("kind", ["terminated", "daemon", "persistent"])
+def test_children_end_when_python_ends_them_by_sigterm_and_waits(tmp_path, kind):
+    """As a pool does, whatever its workers do; and at exit with daemons that block signals."""
     job = ForkedJob(tmp_path / "job", "children.py", kind=kind)
     process = job.start()
     assert process.wait() == 0, job.output

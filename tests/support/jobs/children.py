@@ -3,6 +3,7 @@
 import hashlib
 import json
 import multiprocessing
+import signal
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -26,10 +27,10 @@ class Slow(torch.utils.data.Dataset):
         return torch.ones(2)
 
 
-def c_call(_):
+def c_call(count):
     """No handler runs meanwhile."""
     (directory / "ready").touch()
-    hashlib.pbkdf2_hmac("sha256", b"", b"", 3_000_000)
+    hashlib.pbkdf2_hmac("sha256", b"", b"", count)
 
 
 def pause(_):
@@ -47,7 +48,7 @@ def loaded(loader):
 
 
 def called(pool):
-    list(pool.map(c_call, range(2)))
+    list(pool.map(c_call, [3_000_000] * 2))
 
 
 def held(pool):
@@ -55,6 +56,17 @@ def held(pool):
     (directory / "ready").touch()
     max(range(30_000_000))  # holds the GIL
     list(both)
+
+
+def terminated(_):
+    """Python's part of a handler never runs here; nor if a lock is waited for at that moment."""
+    child = FORK.Process(target=c_call, args=(1_000_000_000,))
+    child.start()
+    while not (directory / "ready").exists():
+        time.sleep(0.01)
+    child.terminate()
+    child.join()
+    assert child.exitcode == -signal.SIGTERM
 
 
 def daemon(_):
@@ -83,7 +95,7 @@ def main():
             )
         else:
             kept = ProcessPoolExecutor(2, mp_context=FORK)
-        for _ in run.steps(2 if kind in ("daemon", "persistent") else 10_000):
+        for _ in run.steps(2 if kind in ("daemon", "persistent", "terminated") else 10_000):
             globals()[kind](kept)
 
 
