@@ -495,6 +495,8 @@ class ShutdownHandler:
                 if kind == _SO_TIMESTAMPNS:
                     seconds, nanoseconds = _TIMESPEC.unpack(data)
                     arrived = seconds + nanoseconds / 1e9
+            if signal.getsignal(signal.SIGTERM) != self._in_child:
+                continue  # the child has a handler of its own, such as that of its own Run
             if text == bytes([signal.SIGTERM]) and not self._is_of_both(arrived):
                 # In Python only the main thread may set the default action.
                 ctypes.CDLL(None).signal(signal.SIGTERM, 0)
