@@ -121,7 +121,7 @@ def is_one(path):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection(session):
-    """Of test modules not compiled yet, each process compiles a share: else each compiles all."""
+    """Each process compiles a share of the test modules that are new, instead of all of them."""
     if "PYTEST_XDIST_WORKER" not in os.environ or not IS_QUICK:
         return
     of_all = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])

@@ -137,7 +137,7 @@ def _end_deaf_children_at_exit() -> None:
 
 
 def _end_deaf_children() -> None:
-    """Python ends daemon processes by SIGTERM and waits for them, for ever if they block it."""
+    """Kill daemon processes that block SIGTERM: Python would send it at exit, and wait for them."""
     import multiprocessing
 
     children = multiprocessing.active_children()

@@ -551,9 +551,11 @@ def _after_fork_in_parent() -> None:
 
 def _after_fork_in_child() -> None:
     if _masks:
-        for handler in list(_registered):
-            handler._adopt_child()
-        signal.pthread_sigmask(signal.SIG_SETMASK, _masks.pop())
+        try:
+            for handler in list(_registered):
+                handler._adopt_child()
+        finally:  # no thread can be started at a limit of processes
+            signal.pthread_sigmask(signal.SIG_SETMASK, _masks.pop())
 
 
 _masks: list[Any] = []
