@@ -7,6 +7,7 @@ Source: clone(2), CLONE_PARENT; proc(5), stat.
 
 import atexit
 import ctypes
+import encodings.idna  # noqa: F401 - for the name of a host
 import gc
 import importlib
 import importlib.machinery
@@ -49,13 +50,17 @@ for plugin in pkgutil.iter_modules(hydra._internal.core_plugins.__path__):
 for name in ("popen_fork", "queues", "synchronize"):  # as loaders with workers do
     importlib.import_module(f"multiprocessing.{name}")
 for name in (
+    "checkpoint.inspection",
     "cli.commands",
+    "cli.doctor",
     "cli.main",
     "cli.resume",
     "cli.shown",
     "config.loading",
+    "config.unknown",
     "data.changed_loaders",
     "data.pushed",
+    "data.skipping",
     "group.liveness",
     "group.ranks",
     "health.devices",
@@ -66,18 +71,30 @@ for name in (
     "launch.again.local",
     "launch.exec",
     "launch.local.launcher",
+    "launch.slurm.launcher",
     "launch.task",
+    "loggers",
+    "rehearse.command",
     "shutdown.signal_handler",
+    "slurm.step",
+    "slurm.wrapper",
+    "state.changed_hyperparameters",
     "state.ddp_buckets",
     "state.putting_back",
     "state.restoring",
+    "state.variables",
+    "submitit.checkpointable",
     "sweeps.queue",
     "training.attempt",
     "training.loop.epochs",
+    "training.loop.fault_injection",
     "training.loop.loop_lengths",
     "training.loop.own_iterators",
     "training.loop.pushed",
     "training.loop.snapshot_holder",
+    "training.loop.trace_recorder",
+    "training.nan.scaling",
+    "training.rollback",
     "training.run",
     "training.start.agreement",
 ):
