@@ -25,6 +25,7 @@ import sysconfig
 import threading
 import weakref
 from contextlib import contextmanager, suppress
+from itertools import takewhile
 from pathlib import Path
 from types import ModuleType
 
@@ -124,6 +125,20 @@ def hide(forking):
     processes.descendants = lambda *of: [pid for pid in really(*of) if pid != forking]
 
 
+class Imported:
+    """The modules imported since a fork: the fingerprint of a job's code touches no page of others.
+
+    Those others are installed, or of the tests.
+    """
+
+    last = ModuleType("last before the fork")
+
+    @classmethod
+    def values(cls):
+        new = takewhile(lambda one: one is not cls.last, reversed(sys.modules.values()))
+        return [sys.modules["__main__"], *new]
+
+
 def use_huge_pages():
     """Use huge pages, since copying and freeing page tables dominates the time of a fork."""
     madvise = ctypes.CDLL(None).madvise
@@ -201,9 +216,12 @@ def main():
     torch.optim.AdamW([torch.zeros(1, requires_grad=True)])
     for name in filter(None, sys.argv[2].split(",")):
         importlib.import_module(name)
+    sys.modules["forge.jobdir.code"].sys = ModuleType("sys")
+    sys.modules["forge.jobdir.code"].sys.modules = Imported
     loading.load(None)  # the schema is loaded once for all forks
     hydra_once.use(Policy)
     sysconfig.get_paths()
+    sys.modules[Imported.last.__name__] = Imported.last
     for finalizer in weakref.finalize._registry:
         finalizer.atexit = False  # torch's libraries of operators need not be undone in each fork
     gc.collect()
