@@ -409,7 +409,9 @@ class ShutdownHandler:
             if self._interrupts > 1:
                 processes.kill_descendants()
                 os._exit(ExitCode.INTERRUPTED)
-            self._is_notice_due = True
+            # A terminal interrupts all ranks, of which one says so.
+            ranks = (os.environ.get("LOCAL_RANK"), os.environ.get("SLURM_LOCALID"))
+            self._is_notice_due = next(filter(None, ranks), "0") == "0"
         # The first signal decides, except that Ctrl+C overrides it: no requeue is wanted then.
         if self._decisive is None or received is signal.SIGINT:
             self._decisive = received

@@ -83,19 +83,37 @@ def test_ctrl_c_after_another_signal_decides(handler):
     assert handler.exit_code == 130
 
 
-@pytest.mark.parametrize(("number", "notice_s"), [("INT", 0.0), ("INT", 60.0), ("TERM", 0.0)])
-def test_ctrl_c_in_a_long_step_says_what_happens(number, notice_s, handler, monkeypatch):
-    """Without a word in the minute that a step takes, people press it again, and lose the save."""
+@pytest.mark.parametrize(
+    ("number", "notice_s", "variables"),
+    [
+        ("INT", 0.0, {}),
+        ("INT", 0.0, {"LOCAL_RANK": "0", "RANK": "8"}),
+        ("INT", 0.0, {"LOCAL_RANK": "1", "RANK": "9"}),
+        ("INT", 0.0, {"SLURM_LOCALID": "1"}),
+        ("INT", 60.0, {}),
+        ("TERM", 0.0, {}),
+    ],
+)
+def test_ctrl_c_in_a_long_step_says_what_happens(number, notice_s, variables, handler, monkeypatch):
+    """Without a word in the minute that a step takes, people press it again, and lose the save.
+
+    Of the ranks at one terminal, the first says it.
+    """
     said = []
+    for name in ("LOCAL_RANK", "SLURM_LOCALID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    is_said = number == "INT" and notice_s == 0 and "1" not in variables.values()
     monkeypatch.setattr(signal_handler, "_NOTICE_S", notice_s)
     monkeypatch.setattr(signal_handler.messages, "say", said.append)
     send(signal.Signals[f"SIG{number}"])
     until(lambda: handler.shutdown_requested, "the signal")
-    if number == "INT" and notice_s == 0:
+    if is_said:
         until(lambda: said, "the notice")
         assert "Pressing it again exits immediately, without a save" in said[0]
     handler.unregister()  # ends the thread that would say it
-    assert len(said) == (number == "INT" and notice_s == 0)
+    assert len(said) == is_said
 
 
 def test_a_save_is_asked_for_once_and_an_ignored_signal_is_ignored():
