@@ -2,7 +2,6 @@
 
 import json
 
-import pytest
 import torch
 from ranked import RankedJob
 from updates import a_run
@@ -29,16 +28,13 @@ def test_only_rank_0_records_and_also_where_it_is_stopped(tmp_path):
     assert steps[3] > 3
 
 
-@pytest.mark.parametrize(
-    "value", [torch.nn.UninitializedParameter(), torch.empty(2, device="meta")], ids=type
-)
-def test_a_leaf_without_data_is_recorded_by_its_type(value, tmp_path, monkeypatch):
+def test_a_leaf_without_data_is_recorded_by_its_type(tmp_path, monkeypatch):
     """A rehearsal of a script with lazy modules, or shards, ended with a traceback."""
     file = tmp_path / "traced.jsonl"
     monkeypatch.setenv("FORGE_REHEARSAL", str(tmp_path))
     monkeypatch.setenv(trace_recorder.VARIABLE, f"1 {file}")
     with a_run(tmp_path / "checkpoints") as run:
-        for _ in run.steps(2, [value, value]):
+        for _ in run.steps(2, [torch.nn.UninitializedParameter(), torch.empty(2, device="meta")]):
             pass
     batches = [json.loads(line)["batch"] for line in file.read_text().splitlines()]
-    assert type(value).__name__ in batches
+    assert batches[-2:] == ["UninitializedParameter", "Tensor"]
