@@ -15,14 +15,14 @@ MEMORY = Path("/dev/shm")
 
 
 SHARES = {
-    "kills": 0.006,
-    "power": 0.0025,
-    "errors": 0.003,
-    "full": 0.018,
-    "damage": 0.016,
-    "fuzz": 0.008,
-    "zombies": 0.006,
-    "ranks": 0.008,
+    "kills": 0.003,
+    "power": 0.0012,
+    "errors": 0.0015,
+    "full": 0.008,
+    "damage": 0.008,
+    "fuzz": 0.004,
+    "zombies": 0.004,
+    "ranks": 0.004,
 }
 
 
@@ -55,22 +55,22 @@ def test_a_kill_at_any_call_loses_nothing_that_was_committed(torture):
     numbers = torture("kills")
     assert numbers["scenarios"] == 6
     assert numbers["calls"] > 400
-    assert numbers["survived"] == numbers["killed"] > 10
+    assert numbers["survived"] == numbers["killed"] > 4
 
 
 def test_a_power_cut_at_any_place_loses_nothing_that_was_committed(torture):
     """On a disk that forgets whatever was not synced, in any order that it likes."""
     numbers = torture("power")
     assert numbers["cuts"] > 10_000
-    assert numbers["survived"] == numbers["states"] > 40
+    assert numbers["survived"] == numbers["states"] > 15
 
 
 def test_a_failure_of_any_call_loses_nothing_and_the_next_try_succeeds(torture):
     """Full, over quota, broken, stale, interrupted, and reads and writes that stop half-way."""
     numbers = torture("errors")
     assert numbers["points"] > 3000
-    assert numbers["survived"] == numbers["failures_made"] > 12
-    assert numbers["operations_failed"] > 5
+    assert numbers["survived"] == numbers["failures_made"] > 4
+    assert numbers["operations_failed"] > 2
 
 
 def test_a_full_disk_loses_nothing_and_room_is_all_that_it_takes(torture):
@@ -78,28 +78,28 @@ def test_a_full_disk_loses_nothing_and_room_is_all_that_it_takes(torture):
     numbers = torture("full")
     if "not_possible" in numbers:
         pytest.skip("needs the right to mount in a private namespace (root)")
-    assert numbers["survived"] == numbers["filled"] > 10
-    assert numbers["operations_failed"] > 1
+    assert numbers["survived"] == numbers["filled"] > 5
+    assert numbers["operations_failed"] > 0
 
 
 def test_damage_is_told_or_the_values_are_exact(torture):
     """Nothing is ever read in silence that was not saved; no memory is lost over it."""
     numbers = torture("damage")
-    assert numbers["flips"] > 150
+    assert numbers["flips"] > 60
     assert numbers["replaced_told"] == 33
 
 
 def test_what_forge_has_not_written_is_refused_or_read_soon_and_in_little_memory(torture):
     """Checksums that match say who wrote it, not that it makes sense."""
     numbers = torture("fuzz")
-    assert min(numbers[f"{file}_told"] for file in ("manifest", "state", "header")) > 20
-    assert numbers["state_read"] > 4
+    assert min(numbers[f"{file}_told"] for file in ("manifest", "state", "header")) > 5
+    assert numbers["state_read"] > 1
 
 
 def test_an_older_attempt_that_wakes_up_at_any_call_changes_nothing(torture):
     """The check of the token alone would leave an instant between it and the rename."""
     numbers = torture("zombies")
-    assert numbers["survived"] == numbers["interleavings"] > 5
+    assert numbers["survived"] == numbers["interleavings"] > 2
 
 
 def test_a_rank_that_is_killed_at_any_call_of_a_save_of_all_loses_nothing(torture):
@@ -107,7 +107,7 @@ def test_a_rank_that_is_killed_at_any_call_of_a_save_of_all_loses_nothing(tortur
     numbers = torture("ranks")
     assert numbers["points_of_disk"] > 200
     assert numbers["points_of_group"] > 100
-    assert numbers["survived"] == numbers["killed"] > 2
+    assert numbers["survived"] == numbers["killed"] > 0
 
 
 WAYS = {
