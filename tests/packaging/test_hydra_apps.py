@@ -33,7 +33,7 @@ resilience: {retries: 2, delay_s: "${lr}"}
 
 COMMANDS = {
     "run": ["lr=0.2", "hydra.run.dir=out"],
-    "sweep": ["-m", "lr=0.2,0.3", "model=small,large", "hydra.sweep.dir=out"],
+    "sweep": ["-m", "model=small,large", "hydra.sweep.dir=out"],
     "all config": ["--cfg", "all"],
     "help": ["--help"],
     "its own resilience": ["resilience.retries=3", "hydra.run.dir=out"],
@@ -52,8 +52,14 @@ def leave_out_time(text: str) -> str:
 
 
 RUN = """
-import json, os, runpy, sys
+import gc, importlib, json, os, pkgutil, runpy, sys
+import antlr4.LL1Analyzer, importlib.readers, omegaconf._impl, tempfile
 import hydra, hydra._internal.hydra, hydra.core.override_parser.overrides_parser
+import hydra._internal.core_plugins, hydra._internal.logging_config
+
+for plugin in pkgutil.iter_modules(hydra._internal.core_plugins.__path__):
+    importlib.import_module(f"hydra._internal.core_plugins.{plugin.name}")
+gc.freeze()
 
 codes = {}
 for name, arguments in json.loads(sys.argv[1]).items():

@@ -208,14 +208,11 @@ def job_of(app, number):
 
 @pytest.fixture(scope="session")
 def swept(with_wheel, shared_folder):
-    """The tutorial's files, and its sweep, of which the first job was killed once."""
+    """The tutorial's files, and its sweep, which nobody disturbed."""
 
     def make(folder):
         app = write_tutorial(folder / "app")
         sweep = start(with_wheel, SWEEP, app)
-        trains(sweep, lambda: job_of(app, 0), 50)
-        wrapper = json.loads((job_of(app, 0) / ".forge" / "state.json").read_text())["pid"]
-        assert processes.send(processes.descendants(wrapper)[-1], signal.SIGKILL)
         assert sweep.wait() == 0, sweep.output
 
     return made_once(shared_folder / "swept", make) / "app"
@@ -224,7 +221,7 @@ def swept(with_wheel, shared_folder):
 def test_the_readme_app_runs_is_stopped_and_resumes_from_the_wheel(with_wheel, swept, app):
     """The first thing that a newcomer does, in a clean environment and an empty folder.
 
-    Its result equals that of the sweep's job with the same rate, which was killed instead.
+    Its result equals that of the sweep's job with the same rate, which nobody stopped.
     """
 
     def out():
@@ -246,14 +243,28 @@ def test_the_readme_app_runs_is_stopped_and_resumes_from_the_wheel(with_wheel, s
     assert [start["step"] > 0 for start in starts] == [False, True]
 
 
-def test_the_readme_sweep_runs_is_killed_and_goes_on_from_the_wheel(swept):
+def test_the_readme_sweep_runs_from_the_wheel(swept):
     """The command of the tutorial and of README; the app has no guard around main()."""
     lines = [line.partition("#")[0] for block in blocks("sh") for line in block.splitlines()]
     assert SWEEP in map(str.strip, lines)
     jobs = [job_of(swept, number) for number in (0, 1)]
     weights = [trained_tensors(job / "checkpoints") for job in jobs]
     assert weights[0] != weights[1]
-    assert [len(ledger.read(job).attempts) for job in jobs] == [2, 1]
+    assert [len(ledger.read(job).attempts) for job in jobs] == [1, 1]
+
+
+@pytest.mark.proofs
+def test_a_job_of_the_sweep_is_killed_and_goes_on_from_the_wheel(with_wheel, swept, app):
+    """A job starts again as it began: `make test` kills jobs of the repository's forge."""
+    sweep = start(with_wheel, SWEEP, app)
+    trains(sweep, lambda: job_of(app, 0), 50)
+    wrapper = json.loads((job_of(app, 0) / ".forge" / "state.json").read_text())["pid"]
+    assert processes.send(processes.descendants(wrapper)[-1], signal.SIGKILL)
+    assert sweep.wait() == 0, sweep.output
+    both = [[job_of(folder, number) for number in (0, 1)] for folder in (swept, app)]
+    one, other = [[trained_tensors(job / "checkpoints") for job in jobs] for jobs in both]
+    assert one == other
+    assert [len(ledger.read(job).attempts) for job in both[1]] == [2, 1]
 
 
 @pytest.mark.parametrize(
