@@ -9,6 +9,7 @@ import sys
 
 import pytest
 import torch
+import warm
 from stores import assert_holds
 from test_fence import ask, hold  # noqa: F401
 
@@ -198,6 +199,7 @@ torch.manual_seed(1)
 place, disk = sys.argv[1:3]
 def mount(*arguments):
     subprocess.run(["mount", *arguments], check=True)
+mount("--bind", disk, place)
 at = {
     3: lambda: (mount("--bind", place, place), mount("-o", "remount,bind,ro", place)),
     7: lambda: subprocess.run(["umount", place], check=True),
@@ -218,23 +220,13 @@ print(*sorted(path.name for path in Path(disk).glob("step_*")))
 """
 
 
-def test_a_file_system_that_turns_read_only_and_then_goes_away_and_comes_back(tmp_path):
+def test_a_file_system_that_turns_read_only_and_then_goes_away_and_comes_back(tmp_path, disk):
     """Real mounts: the kernel raises the errors, in the system calls that really fail."""
-    disk, place = tmp_path / "disk", tmp_path / "place"
-    for directory in (disk, place):
-        directory.mkdir()
-    probe = ["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", str(disk)]
-    if subprocess.run(probe, capture_output=True).returncode:
-        pytest.skip("needs the right to mount in a private namespace (root)")
-    script = """
-    mount -t tmpfs -o size=8m tmpfs "$2" && mount --bind "$2" "$1" && exec "$3" -c "$4" "$1" "$2"
-    """
-    done = subprocess.run(
-        ["unshare", "-m", "sh", "-c", script, "sh", place, disk, sys.executable, MOUNTED],
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
+    place = tmp_path / "place"
+    place.mkdir()
+    command = [sys.executable, "-c", MOUNTED, str(place), str(disk)]
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    done = warm.run(command, timeout=200, disk=(disk, "8m"), **options)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split("\n")[:20] == [str(step) for step in range(20)]
     assert done.stdout.split("\n")[20] == "step_18 step_20"

@@ -9,6 +9,7 @@ import threading
 
 import pytest
 import stores
+from forked import completed
 from started import Popen
 from stores import TENSORS, assert_holds
 
@@ -277,9 +278,8 @@ os.unlink = lambda path: (begun.set(), threading.Event().wait())
 store.retain()
 begun.wait()
 """
-    command = [sys.executable, "-c", script, str(tmp_path / "checkpoints")]
-    done = subprocess.run([*command, os.path.dirname(stores.__file__)], timeout=100)
-    assert done.returncode == 0
+    command = ["-c", script, str(tmp_path / "checkpoints"), os.path.dirname(stores.__file__)]
+    assert completed(command, tmp_path).returncode == 0
     store = open_store()
     assert names(store) == ["step_2"]
     assert hidden(store) == []

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from forked import ForkedJob
+from forked import ForkedJob, completed
 from rows import few
 from sweeps import App
 from two_users import ATTACKER, as_user, place
@@ -131,20 +131,36 @@ def test_the_list_of_jobs_leads_nowhere_that_the_config_does_not(subdir, tmp_pat
     app.finish("+mode=b")
 
 
+CLOSED = """
+import os, sys
+os.closerange(0, 3)
+for name in ("stdin", "stdout", "stderr"):
+    setattr(sys, name, None)
+    setattr(sys, f"__{name}__", None)
+sys.argv[:] = sys.argv[1:]
+exec(open(sys.argv[0]).read())
+"""
+"""As Python begins where all three are closed."""
+
+
 @pytest.mark.parametrize(
     ("closed", "first"),
-    few(1, [("0<&- 1>&- 2>&-", 2), ("0<&- 1>&- 2>&-", 1), ("2>&-", 1)]),
+    few(1, [(None, 2), ("0<&- 1>&- 2>&-", 2), ("0<&- 1>&- 2>&-", 1), ("2>&-", 1)]),
 )
 def test_a_closed_stderr_becomes_no_file_of_ours(closed, first, tmp_path):
     """Messages were written into the lock, or into the ledger. From the `first` start on."""
     policy = {"nan": {"action": "warn"}}
     job = ForkedJob(tmp_path / "job", steps=6, kill_at={"3": "TERM"}, policy=policy)
     job.spec["bad_steps"] = [1, 4]
-    command = [sys.executable, str(job.script), str(job.directory), json.dumps(job.spec)]
+    arguments = [str(job.script), str(job.directory), json.dumps(job.spec)]
     codes = [job.run() for _ in range(1, first)]
     for _ in range(first, 3):
-        done = subprocess.run(["/bin/sh", "-c", f'exec "$@" {closed}', "sh", *command], timeout=100)
-        codes.append(done.returncode)
+        if closed is None:
+            command = ["-c", CLOSED, *arguments]
+            codes.append(completed(command, tmp_path, FORGE_RESUME="changed").returncode)
+            continue
+        shell = ["/bin/sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, *arguments]
+        codes.append(subprocess.run(shell, timeout=100).returncode)
     assert codes == [143, 0]
     for path in job.checkpoints.rglob("*"):
         if path.name.startswith(".lock"):

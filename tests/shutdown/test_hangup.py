@@ -9,6 +9,7 @@ import signal
 import termios
 
 import pytest
+import warm
 from forked import ForkedJob
 from harness import Job, Process, told, wait_for
 from rows import few
@@ -64,23 +65,32 @@ def test_a_terminal_that_is_gone_is_a_stop(tmp_path, prints, line):
     assert job.steps_repeated[0] <= 2
 
 
-def started(job, shell_line):
-    return Process(["bash", "-c", shell_line, "bash", *job.command], job.directory / "output.txt")
-
-
-def stage(tmp_path):
-    return Job(tmp_path / "job", "stages.py", stage="loop")
+IGNORED = """
+import signal, sys
+signal.signal(int(sys.argv[1]), signal.SIG_IGN)
+sys.argv[:] = sys.argv[2:]
+exec(open(sys.argv[0]).read())
+"""
+"""As a process begins in which somebody else ignored a signal."""
 
 
 @pytest.mark.parametrize(
     ("line", "number"),
-    few(1, [('exec nohup "$@"', signal.SIGHUP), ('"$@" & wait', signal.SIGINT)]),
-    ids=["nohup", "background"],
+    few(
+        1,
+        [(None, signal.SIGHUP), ('exec nohup "$@"', signal.SIGHUP), ('"$@" & wait', signal.SIGINT)],
+    ),
+    ids=["hangup", "nohup", "background"],
 )
 def test_what_was_ignored_as_the_process_began_stays_ignored(tmp_path, line, number):
     """nohup is asked for so that a hangup stops nothing, and `&` so that a Ctrl+C does not."""
-    job = stage(tmp_path)
-    process = started(job, line)
+    job = Job(tmp_path / "job", "stages.py", stage="loop")
+    python, *arguments = job.command
+    if line is None:
+        command, popen = [python, "-c", IGNORED, str(int(number)), *arguments], warm.Popen
+    else:
+        command, popen = ["bash", "-c", line, "bash", *job.command], Popen
+    process = Process(command, job.directory / "output.txt", popen=popen)
     process.wait_for((job.directory / "ready").exists, "the stage")
     os.kill(max(process.session_pids()), number)
     (job.directory / "go").touch()
