@@ -4,10 +4,13 @@ One module, since it is one list of contracts.
 """
 
 import os
+import subprocess
+import sys
 import warnings
 
 import pytest
 import torch
+import warm
 from contracts import contract
 from forked import completed
 from torch import nn
@@ -329,8 +332,25 @@ def test_note_found_inf():
         assert scaler.get_scale() == 2.0
 
 
-COMPILING = """
+ASKED = """
 import sys, torch
+from forge.compat import of_torch
+
+loaded = "torch._dynamo.callback" in sys.modules
+assert loaded or of_torch.on_compilation(int, int) is None
+assert loaded or "torch._dynamo.callback" not in sys.modules
+"""
+
+
+def test_who_compiles_nothing_loads_no_compiler(tmp_path):
+    """It takes as long as all of torch."""
+    done = completed(["-c", ASKED], tmp_path)
+    with contract(of_torch.on_compilation):
+        assert not done.returncode, done.stdout
+
+
+COMPILING = """
+import torch
 import torch._prims  # comes too late where `quick` puts off torch._dynamo
 from forge.compat import of_torch
 
@@ -341,9 +361,6 @@ def backend(module, inputs):
     marks.append("compiles")
     return module.forward
 
-loaded = "torch._dynamo.callback" in sys.modules
-assert loaded or of_torch.on_compilation(begins, ends) is None
-assert loaded or "torch._dynamo.callback" not in sys.modules  # it is not loaded for this
 double = torch.compile(lambda x: x * 2, backend=backend, dynamic=False)
 stop = of_torch.on_compilation(begins, ends)
 double(torch.ones(2))
@@ -362,6 +379,8 @@ assert marks[6:] == ["compiles"], marks
 def test_on_compilation(tmp_path):
     """A long compilation is not a hang; the code after it can hang, and is not a compilation."""
     (tmp_path / "compiling.py").write_text(COMPILING)
-    done = completed(["compiling.py"], tmp_path)
+    command = [sys.executable, "compiling.py"]
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    done = warm.run(command, timeout=200, imports=warm.SHARDING, cwd=tmp_path, **options)
     with contract(of_torch.on_compilation):
         assert not done.returncode, done.stdout

@@ -47,6 +47,7 @@ for state in (
     {"turned": of(Shard(0), ones.T)},
     {"odd": odd},
     {"uneven": DTensor.from_local(ones, mesh, [Shard(0)], shape=(9, 2), stride=(2, 1))},
+    {"jagged": torch.nested.nested_tensor([torch.ones(1)], layout=torch.jagged)},  # imports as much
     {"good": [of(Shard(0)), of(Replicate()), torch.nn.Parameter(of(Shard(1)))]},
 ):
     tried(lambda: Store.check_savable(state))
@@ -85,6 +86,7 @@ FOUND = [
     "odd: this version of forge cannot save a tensor of the subclass Odd",
     "uneven: this version of forge cannot save a DTensor whose local shape, [4, 2], does not match"
     " its placements",
+    "jagged: this version of forge cannot save a tensor of the subclass NestedTensor",
     "accepted",
     "whole, part of this rank",
     "run.state.best[0]: run.state has a DTensor, and forge cannot shard it again",

@@ -77,7 +77,6 @@ REFUSED = {
     "records": lambda: numpy.rec.array([(1, 2.0)]),
     "matrix": lambda: numpy.zeros((1, 1)).view(type("Own", (numpy.ndarray,), {})),
     "nested": lambda: torch.nested.nested_tensor([torch.ones(1), torch.ones(2)]),
-    "jagged": lambda: torch.nested.nested_tensor([torch.ones(1)], layout=torch.jagged),
     "mkldnn": lambda: torch.ones(2, 2).to_mkldnn(),
     "sparse and meta": lambda: torch.eye(2).to_sparse().to("meta"),
     "shell dtype": lambda: torch.zeros(2, dtype=torch.uint8).view(torch.uint3),
