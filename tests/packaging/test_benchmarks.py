@@ -47,7 +47,8 @@ STARTS_PROCESSES = {
     *("lightning_step.py", "status.py", "transformers_step.py"),
 }
 IN_ONE_PROCESS = """
-import json, runpy, sys
+import json, runpy, sys, warnings
+warnings.simplefilter("ignore")
 for path, options in json.loads(sys.argv[1]):
     sys.argv[:] = [path, *options]
     try:
@@ -69,7 +70,7 @@ def test_all_benchmarks_begin_and_those_of_one_process_print_their_figures(tmp_p
     given |= dict.fromkeys(STARTS_PROCESSES | WITHIN, "--help")
     folder = ROOT / "benchmarks"
     runs = [(str(folder / name), options.split()) for name, options in sorted(given.items())]
-    command = [sys.executable, "-W", "ignore", "-c", IN_ONE_PROCESS, json.dumps(runs)]
+    command = [sys.executable, "-c", IN_ONE_PROCESS, json.dumps(runs)]
     path = os.pathsep.join([str(folder), str(ROOT), os.environ.get("PYTHONPATH", "")])
     popen = partial(warm.Popen, imports=warm.SHARDING)
     process = Process(command, tmp_path / "output.txt", tmp_path, popen, PYTHONPATH=path)
