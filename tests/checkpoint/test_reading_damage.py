@@ -33,7 +33,7 @@ def test_the_older_one_is_taken_with_nothing_live_changed(small_chunks, store, m
     path = save(store, newer, 2) / TENSORS
     original, before = path.read_bytes(), content(live)
     rng = random.Random(1)
-    places = [0, 8, 100, len(original) - 1, *(rng.randrange(len(original)) for _ in range(60))]
+    places = [0, 8, 100, len(original) - 1, *(rng.randrange(len(original)) for _ in range(20))]
     for place in places:
         damaged = bytearray(original)
         damaged[place] ^= 1 << rng.randrange(8)
@@ -81,7 +81,7 @@ def test_a_header_of_nonsense_is_damage(small_chunks, store):
     rng = random.Random(1)
     values = [-1, 0, 1, 7, 1 << 40, 1 << 62, 1 << 70, 0.5, None, "x", [], {}, True]
     num_damaged = 0
-    for _ in range(120):
+    for _ in range(60):
         changed = copy.deepcopy(header)
         name = rng.choice([name for name in header if name != "__metadata__"])
         entry, value = changed[name], rng.choice(values)
@@ -109,7 +109,7 @@ def test_a_header_of_nonsense_is_damage(small_chunks, store):
         except (DamagedCheckpoint, StateMismatch):
             num_damaged += 1
         assert content(live) == before
-    assert num_damaged > 80
+    assert num_damaged > 40
 
 
 def test_a_header_that_changes_between_two_looks_is_damage(store, monkeypatch):

@@ -168,7 +168,7 @@ def test_all_that_an_update_depends_on_is_kept(variant, step, tmp_path, undistur
     assert_same_run(job, undisturbed(**spec))
 
 
-@pytest.mark.parametrize("variant", ["async", "saves often"])
+@pytest.mark.parametrize("variant", few(1, ["async", "saves often"]))
 def test_a_kill_changes_no_bit(variant, tmp_path, make_job, undisturbed):
     """Whatever was saved last is a whole step."""
     spec = {"steps": 26} | VARIANTS[variant]

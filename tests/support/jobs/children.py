@@ -48,13 +48,13 @@ def loaded(loader):
 
 
 def called(pool):
-    list(pool.map(c_call, [3_000_000] * 2))
+    list(pool.map(c_call, [600_000] * 2))
 
 
 def held(pool):
     both = pool.map(pause, range(40))
     (directory / "ready").touch()
-    max(range(30_000_000))  # holds the GIL
+    max(range(10_000_000))  # holds the GIL
     list(both)
 
 
