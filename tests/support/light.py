@@ -37,6 +37,14 @@ def wait_without_a_run(folder):
     time.sleep(600)
 
 
+def wait_once(folder):
+    """As that; the next start has nothing to wait for."""
+    if begin(folder):
+        note(folder, "waits", os.getpid())
+        time.sleep(600)
+    return "waited"
+
+
 def leave(notes, code):
     """Ends by itself, as a script of anybody's may."""
     sys.exit(code)

@@ -7,7 +7,7 @@ import signal
 import time
 
 import torch
-from light import HASTY, POLICY, begin, note
+from light import HASTY, POLICY, begin, note, noted
 from submitit.core.utils import DelayedSubmission
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -41,15 +41,16 @@ def build():
     return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
 
 
-def train(folder, policy=None, how="never"):
-    """A loop with noise; waits in a step, after its update."""
-    is_first = begin(folder)
+def train(folder, policy=None, how="never", num_waiting=1):
+    """A loop with noise; its first starts wait in a step, after its update."""
+    begin(folder)
+    num_starts = len(noted(folder, "starts"))
     model, optimizer = build()
     loader = DataLoader(TensorDataset(torch.randn(40, 4)), batch_size=4, shuffle=True)
     with forge.Run(policy or POLICY, model=model, optimizer=optimizer) as run:
         note(folder, "resumed", run.resumed_from)
         for step, (x,) in run.steps(STEPS, loader):
-            waits = how != "never" and is_first and step >= PLACE
+            waits = how != "never" and num_starts <= num_waiting and step >= PLACE
             loss = (model(x + torch.randn(4, 4) / 9) - x.sum(1, keepdim=True)).square().mean()
             loss.backward()
             run.update(loss, optimizer)
