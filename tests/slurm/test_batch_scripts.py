@@ -9,7 +9,7 @@ from cluster import wait_for
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
-RUN = "srun $train"
+RUN, EXEC = "srun $train", "srun $exec"
 
 
 @pytest.fixture(scope="module")
@@ -26,43 +26,41 @@ def undisturbed(folder):
 def usual(cluster, folder):
     """Jobs with all the ends that are tested each time."""
     jobs = {
-        "preempted": folder.submit("preempted", RUN, "--nodelist=n1"),
-        "cancelled": folder.submit("cancelled", f"{RUN} slow=1", "--nodelist=n1"),
+        "trains": folder.submit("trains", f"{RUN} holds=0,1", "--nodelist=n1", "--time=2"),
+        "cancelled": folder.submit("cancelled", f"{EXEC} slow=1", "--nodelist=n1"),
         "by hand": folder.submit("by hand", RUN, "--nodelist=n2"),
-        "limit": folder.submit("limit", RUN, "--nodelist=n2", "--time=2"),
     }
-    for name in ("preempted", "cancelled", "by hand", "limit"):
-        jobs[name].wait()
+    for job in jobs.values():
+        job.wait()
     preempt(cluster, folder.folder, "--nodelist=n1")
     wait_for(lambda: jobs["cancelled"].noted("saving"), "save after a preemption")
     jobs["cancelled"].scancel()
     (jobs["cancelled"].notes / "cancelled").touch()
     jobs["by hand"].scancel("--signal=TERM")
-    jobs["limit"].scancel("--signal=USR1")
+    jobs["trains"].wait(2)
+    jobs["trains"].scancel("--signal=USR1")
     yield jobs
     cluster.clear()
 
 
-def test_a_preempted_script_is_requeued_once_and_ends_with_the_same_bits(usual, undisturbed):
-    """There is no wrapper; Slurm requeues only a job that still runs after its preemption."""
-    job = usual["preempted"]
-    assert job.end() == ("COMPLETED", 1), job.output
+def test_a_preempted_script_is_requeued_once_and_so_it_is_at_its_limit(usual, undisturbed):
+    """There is no wrapper; Slurm requeues only a job that still runs after its preemption.
+
+    Any signal that the policy maps to `requeue` can announce the time limit.
+    """
+    job = usual["trains"]
+    assert job.end() == ("COMPLETED", 2), job.output
     assert job.noted("result") == undisturbed
     assert job.repeated() == 0
-    assert job.noted("callbacks") == ["0"]
-    assert job.state["counts"]["preemptions"] == 1
-
-
-def test_a_script_at_its_limit_is_requeued_within_the_budget_of_time_limits(usual, undisturbed):
-    """Any signal that the policy maps to `requeue` can announce the time limit."""
-    job = usual["limit"]
-    assert job.end() == ("COMPLETED", 1), job.output
-    assert job.noted("result") == undisturbed
-    assert job.state["counts"]["timeouts"] == 1
+    assert job.noted("callbacks") == ["0", "1"]
+    assert (job.state["counts"]["preemptions"], job.state["counts"]["timeouts"]) == (1, 1)
 
 
 def test_a_script_that_is_cancelled_or_signalled_by_hand_is_not_requeued(usual):
-    """A cancel sends the signals of a preemption, and can come while a preempted job saves."""
+    """A cancel sends the signals of a preemption, and can come while a preempted job saves.
+
+    The cancelled one is a command of `forge exec`; own_scripts.py does the same to a training.
+    """
     cancelled, by_hand = usual["cancelled"], usual["by hand"]
     assert cancelled.end() == ("CANCELLED", 0), cancelled.output
     assert (

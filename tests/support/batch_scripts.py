@@ -132,6 +132,9 @@ COMMAND = """
                 time.sleep(0.02)
         step += 1
         if stops:
+            note("saving", start)
+            while "slow=1" in sys.argv and not (folder / "cancelled").exists():
+                time.sleep(0.02)
             saved.write_text(str(step))
             note("callbacks", start)
             sys.exit(0)
@@ -149,11 +152,17 @@ class Folder:
             (folder / name).write_text(textwrap.dedent(text))
 
     def submit(self, name: str, script: str, *options: str) -> BatchScript:
-        """A batch script; `$train` in it is the training of this name, `$args` lacks python."""
+        """A batch script of this name.
+
+        In it, `$train` is the training, `$args` lacks python, and `$exec` is the command that knows
+        nothing of forge.
+        """
         place = self.folder / f"{name} job"
         place.mkdir()
         args = f"{self.folder}/train.py '{self.folder}/{name}'"
+        command = f"forge exec -- python {self.folder}/command.py '{self.folder}/{name}'"
         lines = script.replace("$train", f"python {args}").replace("$args", args)
+        lines = lines.replace("$exec", command)
         head = f"export PATH={Path(sys.executable).parent}:$PATH OMP_NUM_THREADS=1"
         head += f" forge={self.folder} name='{self.folder}/{name}'"
         options = ("--open-mode=append", *options)
