@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 AWKWARD = {"pipeline": -15, "daemon": 0}
 """Each with its exit code when it is asked to stop; `any_command.py` has the others."""
-KILLED = ("batch", "supervisor", "command")
+KILLED = ("batch", "srun", "supervisor", "command")
 """Jobs of which this process is killed."""
 MORE = {
     **dict.fromkeys([*KILLED, "cancelled", "asked"], COMMANDS["trap"]),
@@ -31,7 +31,7 @@ RULES = (
 
 
 @pytest.fixture(scope="module")
-def jobs(cluster, tmp_path_factory):
+def ended(cluster, tmp_path_factory):
     """All of them, each asked to stop once, killed or cancelled; when they have ended."""
     folder = tmp_path_factory.mktemp("commands") / "project"
     kinds = f"kind={','.join([*AWKWARD, *MORE])}"
@@ -52,13 +52,20 @@ def jobs(cluster, tmp_path_factory):
         jobs["cancelled"].scancel()
         pids = {
             "batch": jobs["batch"].wrapper,
+            "srun": jobs["srun"].srun,
             "supervisor": jobs["supervisor"].supervisor,
             "command": processes.descendants(jobs["command"].supervisor)[0],
         }
         for pid in pids.values():
             assert processes.send(pid, signal.SIGKILL)
         assert sweep.wait() == 1, sweep.output  # one was cancelled, one not found
-        yield jobs
+        yield found
+
+
+@pytest.fixture(scope="module")
+def jobs(ended):
+    """The jobs by what they are to show."""
+    return ended.jobs()
 
 
 @pytest.mark.parametrize("name", AWKWARD)
@@ -72,11 +79,14 @@ def test_a_command_that_slurm_tells_to_leave_runs_again_and_nothing_is_left(name
 
 @pytest.mark.parametrize("name", KILLED)
 def test_whichever_process_is_killed_the_command_comes_to_its_end(name, jobs):
-    """The command resumes from its save; only a killed supervisor makes the job requeue."""
+    """The command resumes from its save, on the same nodes: in the queue it could wait for a day.
+
+    If srun or its supervisor is killed, nobody knows how the step ended: the job is requeued.
+    """
     job = jobs[name]
     assert job.state["state"] == "finished", job.output
     assert job.state["counts"]["failures"] == 1
-    assert (job.restarts, job.marked) == (int(name == "supervisor"), [])
+    assert (job.restarts, job.marked) == (int(name in ("srun", "supervisor")), [])
     steps = (job.directory / "steps.txt").read_text().split()
     assert steps == [str(step) for step in range(1, 21)]
 
@@ -87,6 +97,19 @@ def test_a_cancelled_command_is_not_run_again_whatever_it_exits_with(jobs):
     assert ends(job) == ["terminated cancelled 0"], job.output
     assert (job.state["state"], job.state["code"]) == ("terminated", 0)
     wait_for(lambda: job.shown["JobState"] == "CANCELLED", "end in Slurm's eyes")
+
+
+def test_the_siblings_of_a_cancelled_job_are_left_alone(jobs):
+    """The siblings are in the same Slurm array as the cancelled job."""
+    arrays = {jobs[name].shown["ArrayJobId"] for name in ("cancelled", "asked", "srun")}
+    assert len(arrays) == 1
+
+
+def test_the_launcher_reports_what_became_of_each_job(ended):
+    """The launcher also prints the command that resumes the stopped jobs."""
+    (sweep,) = ended.started
+    assert "8 of 10 finished, 1 failed · 1 terminated · " in sweep.output
+    assert "To resume (starts again: 1 cancelled, 1 failed):\n" in sweep.output
 
 
 def test_a_signal_that_asks_to_requeue_goes_through_the_queue(jobs):
