@@ -120,7 +120,7 @@ def test_a_signal_to_the_shell_alone_is_passed_on(shell, tmp_path):
     assert read_json(forge_dir(tmp_path) / REPORT)["code"] == 75
 
 
-@pytest.mark.parametrize("times", [6, pytest.param(50, marks=pytest.mark.proofs)])
+@pytest.mark.parametrize("times", [4, pytest.param(50, marks=pytest.mark.proofs)])
 def test_a_signal_at_any_moment_is_acted_on(shell, tmp_path, times):
     """The signals begin with the shell's start, before the fork, Python and the supervisor."""
     rng = random.Random(shell)

@@ -5,6 +5,7 @@ import functools
 
 import pytest
 from cluster import wait_for
+from rows import few
 from slurm_apps import BARE_CONF, SlurmApp, urgent
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
@@ -55,12 +56,13 @@ def test_a_preempted_job_without_a_policy_comes_back_where_slurm_brings_it_back(
     assert job.restarts == 1
 
 
-def test_a_function_without_a_run_finishes_however_often_it_is_preempted(cluster, tmp_path):
+@pytest.mark.parametrize("times", few(1, [1, 2]))
+def test_a_function_without_a_run_finishes_however_often_it_is_preempted(cluster, tmp_path, times):
     """It has no progress to lack: only its budgets hold."""
-    conf = f"{BARE_CONF}      requeue: {{max_no_progress: 1}}\n    holds: 2\n"
+    conf = f"{BARE_CONF}      requeue: {{max_no_progress: 1}}\n    holds: {times}\n"
     with contextlib.closing(SlurmApp(cluster, tmp_path / "app", TRAIN, conf)) as app:
         sweep = app.start("hydra.launcher.nodelist=n1")
-        for start in range(2):
+        for start in range(times):
             app.wait_for_gate(f"start {start}", sweep)
             (job,) = app.jobs_by_place()
             urgent(cluster, tmp_path, "--nodelist=n1")
@@ -68,4 +70,4 @@ def test_a_function_without_a_run_finishes_however_often_it_is_preempted(cluster
             # Sooner than the wrapper has it, but not before Slurm's credential has expired.
             cluster.run("scontrol", "update", f"JobId={job.slurm_id}", "StartTime=now+7")
         assert sweep.wait() == 0, sweep.output
-        assert (job.restarts, job.counts["preemptions"]) == (2, 2)
+        assert (job.restarts, job.counts["preemptions"]) == (times, times)
