@@ -97,7 +97,7 @@ def test_a_question_leaves_the_end_what_it_needs(played, left_s, asking_s):
     assert at_the_end == pytest.approx(asking_s, abs=5)
 
 
-ASKED_ONCE = "kill -TERM $PPID; until [ $(grep -c show $NOTES) -gt 1 ]; do sleep 0.01; done"
+ASKED_ONCE = "kill -TERM $PPID; until [ $(grep -c show $NOTES) -gt 1 ]; do sleep 0.05; done"
 """Shell code that signals the wrapper, and waits until it has queried the controller."""
 
 
@@ -247,7 +247,7 @@ def test_a_killed_task_stays_on_its_nodes_unless_the_limit_is_near(played):
     assert (ended.code, ended.did, ended.num_attempts) == (75, REQUEUED, 1)
 
 
-LOOKS = "until [ $(grep -c show $NOTES) -gt 1 ]; do sleep 0.01; done"
+LOOKS = "until [ $(grep -c show $NOTES) -gt 1 ]; do sleep 0.1; done"
 """Shell code that waits until the wrapper has read the time limit; the clock is sped up."""
 
 
@@ -256,7 +256,7 @@ def test_a_time_limit_that_was_moved_is_written_down_for_the_task(played, left_s
     """The time for the task is shorter by the seconds that its supervisor needs to end it."""
     job = played()
     end_time = forge_dir(job.directory) / "end_time"
-    first = f"{LOOKS}; until [ -e '{end_time}' ]; do sleep 0.01; done"
+    first = f"{LOOKS}; until [ -e '{end_time}' ]; do sleep 0.1; done"
     job.step(75, *both(75), first=first)
     before = time.time()
     ended = job.run(replace(RUNS, left_s=left_s), left_s=90000.0, hours_a_second=0.05)
@@ -338,7 +338,7 @@ def test_a_wrapper_that_slurm_tells_to_end_writes_it_into_its_state(played, tmp_
     """The next wrapper reads it if this one is killed before it can record the attempt's end."""
     job, seen = played(), tmp_path / "seen"
     state = forge_dir(job.directory) / STATE
-    wait = f"until grep -q is_ending '{state}'; do sleep 0.01; done; cp '{state}' '{seen}'"
+    wait = f"until grep -q is_ending '{state}'; do sleep 0.05; done; cp '{state}' '{seen}'"
     job.step(143, *both(143), first=f"kill -TERM $PPID; {wait}").run(KILLED_BY_PREEMPTION)
     content = read_json(seen)
     assert (content["state"], content["is_ending"]) == ("running", True)
@@ -423,7 +423,7 @@ def test_a_signal_by_hand_to_the_batch_script_does_not_end_the_job(played):
 
 def test_a_signal_by_hand_to_the_batch_script_is_passed_on_to_the_tasks_once(played):
     """The wrapper retries if there are no tasks yet, or the controller is busy."""
-    first = "kill -TERM $PPID; until grep -q signal $NOTES; do sleep 0.01; done"
+    first = "kill -TERM $PPID; until grep -q signal $NOTES; do sleep 0.05; done"
     job = played().step(143, *both(143), first=first)
     ended = job.run(RUNS, False, None, True, RUNS)
     assert ended.noted("signal") == [("signal", "SIGTERM", 0)]

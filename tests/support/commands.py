@@ -59,7 +59,7 @@ while [ "$step" -lt 20 ]; do
   echo "$step" >> "$FORGE_JOB_DIR/steps.txt"
   while [ "$step" = 10 ] && [ "$first" = 0 ]; do
     touch "$FORGE_JOB_DIR/ready"
-    sleep 0.05 & wait $!
+    sleep 0.2 & wait $!
   done
 done
 save
