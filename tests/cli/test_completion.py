@@ -7,13 +7,17 @@ import subprocess
 import sys
 
 import pytest
+import warm
 
 SCRIPT = [sys.executable, "-m", "forge", "completion"]
 
 
 @functools.cache
 def script(shell):
-    return subprocess.run([*SCRIPT, shell], capture_output=True, text=True, check=True).stdout
+    both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    done = warm.run([*SCRIPT, shell], text=True, timeout=60, **both)
+    assert done.returncode == 0, done.stdout
+    return done.stdout
 
 
 def completed(*words):

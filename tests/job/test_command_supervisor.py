@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from harness import until, wait_for
-from started import Popen
+from warm import Popen
 
 from forge.process import processes
 

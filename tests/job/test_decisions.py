@@ -1,12 +1,11 @@
 """The same end on each backend: one table of what happened, and of what becomes of the job."""
 
 import json
-import subprocess
-import sys
 from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import NamedTuple
 
+import forked
 import pytest
 from plans import planned
 from played_jobs import KILLED, PREEMPTED, RUNS, report
@@ -209,8 +208,7 @@ def test_on_one_machine(command, decision, counter, tmp_path):
     plan = planned(command=["/bin/sh", "-c", script], cwd=str(tmp_path), **job)
     forge_dir(tmp_path).mkdir()
     plan.write(tmp_path)
-    words = [sys.executable, "-m", "forge.job.local", str(tmp_path)]
-    subprocess.run(words, capture_output=True, timeout=120)
+    forked.completed(["-m", "forge.job.local", str(tmp_path)], tmp_path)
     state = job_state.read(tmp_path)
     num_attempts = job_ledger(tmp_path).read_text().count('"kind": "attempt"')
     assert (num_attempts == 2, budget(asdict(state.counts))) == (decision is HERE, counter)

@@ -2,9 +2,8 @@
 
 import json
 import os
-import subprocess
-import sys
 
+import forked
 import pytest
 from harness import until
 from plans import planned
@@ -29,8 +28,7 @@ def run(job, script):
     )
     (job / ".forge").mkdir(parents=True)
     (job / ".forge" / "plan.json").write_text(json.dumps(plan.to_json()))
-    command = [sys.executable, "-m", "forge.job.local", str(job)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return forked.completed(["-m", "forge.job.local", str(job)], job.parent)
 
 
 @pytest.fixture
@@ -45,7 +43,7 @@ def test_an_attempt_does_not_begin_where_a_link_leads_to(private, tmp_path):
     job = tmp_path / "job"
     swap = f"test -e {job}.aside || {{ mv {job} {job}.aside; ln -s {private} {job}; }}"
     found = run(job, f"{swap}; {KILL}")
-    assert found.returncode == 78, found.stderr
+    assert found.returncode == 78, found.stdout
     assert list(private.iterdir()) == []
     said = (tmp_path / "job.aside" / "output.log").read_text()
     assert f"{job} was replaced by another directory while this job was running" in said

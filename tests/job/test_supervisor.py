@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from harness import until, wait_for
-from started import Popen
+from warm import Popen
 
 from forge.job.deadline import Deadline
 from forge.jobdir.rank_report import RankReport

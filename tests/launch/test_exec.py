@@ -253,20 +253,14 @@ def test_a_recovery_whose_wrapper_is_killed_runs_again_before_the_command(comman
 GREEDY = """
 import os, sys
 os.environ["FORGE_ATTEMPT"] == "1" or sys.exit(0)
-kept = [bytearray(os.urandom(2**20)) for _ in range(200)]
-"""
-CGROUP = """
-set -eu
-folder=$1; shift
-echo 100000000 > "$folder/memory.limit_in_bytes"
-echo $$ > "$folder/cgroup.procs"
-exec "$@"
+open("/proc/self/oom_score_adj", "w").write("1000")  # what is forked for tests seems larger
+kept = b"x" * (200 * 2**20)
 """
 
 
 @pytest.fixture
 def cgroup():
-    """The folder of a cgroup for memory (version 1) below our own."""
+    """The folder of a cgroup with 100 MB of memory (version 1) below our own."""
     own = Path("/proc/self/cgroup").read_text().splitlines()
     paths = [line.split(":", 2)[2] for line in own if "memory" in line.split(":")[1].split(",")]
     folder = Path("/sys/fs/cgroup/memory", *[path[1:] for path in paths[:1]], f"test{os.getpid()}")
@@ -274,6 +268,7 @@ def cgroup():
         folder.mkdir()
     except OSError as error:
         pytest.skip(f"needs the right to make a cgroup for memory: {error}")
+    (folder / "memory.limit_in_bytes").write_text("100000000")
     yield folder
     until(lambda: not (folder / "cgroup.procs").read_text(), "end of what ran in the cgroup")
     folder.rmdir()
@@ -286,12 +281,9 @@ def test_a_command_that_was_killed_for_memory_is_told_apart_from_other_kills(
     """The message must name the kernel's OOM killer, because SIGKILL can have many causes."""
     (commands.folder / "greedy.py").write_text(GREEDY)
     words = ["bash", "-c", "python greedy.py; exit $?"] if is_shell else ["python", "greedy.py"]
-    given = commands.command("resilience.requeue.rules=[{exit_codes:[137]}]", "--", *words)
-    done = subprocess.run(
-        ["sh", "-c", CGROUP, "sh", str(cgroup), *given], cwd=commands.folder, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=200,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout
+    commands.popen = functools.partial(commands.popen, cgroup=cgroup)
+    sweep = commands.begin(words, "resilience.requeue.rules=[{exit_codes:[137]}]")
+    assert sweep.wait() == 0, sweep.output
     job = commands.job(0)
     first = ends(job)[0]
     assert first == ("failed failed 137" if is_shell else "failed out_of_memory -9"), job.output
@@ -442,7 +434,8 @@ def test_a_sweep_of_the_installed_script_is_resumed_by_it(commands):
     assert first.returncode == 1, first.stdout
     line = first.stdout.partition("To resume this sweep after a stop:\n")[2].partition("\n")[0]
     assert f" && {shlex.quote(str(script))} exec -m " in line
-    again = subprocess.run(["sh", "-c", line], cwd="/", **both)
+    _, folder, _, *typed = shlex.split(line)
+    again = warm.run([sys.executable, *typed], cwd=folder, is_parent=True, **both)
     assert (again.returncode, "1 of 1 finished" in again.stdout) == (0, True), again.stdout
 
 

@@ -6,10 +6,12 @@ import sys
 
 import pytest
 import warm
+from forked import completed
 from harness import Process, until
 from sweeps import CONF, TRAIN, App, SweptJob, assert_same_job
 
 from forge.jobdir import ledger
+from forge.jobdir.job_files import TOKEN
 from forge.jobdir.ledger_writer import Ledger
 from forge.process import processes
 
@@ -228,17 +230,14 @@ def test_several_children_with_a_run_are_refused(make):
     assert "call torch.distributed.init_process_group()" in process.output.replace("\n", " ")
 
 
-def test_another_program_that_a_job_starts_is_no_part_of_it(make):
+def test_another_program_that_a_job_starts_is_no_part_of_it(tmp_path):
     """The program does not know the job's directory; `./checkpoints` would be shared by all."""
-    app = make()
-    (app.folder / "other.py").write_text(OTHER)
-    done = app.run("lr=0.1", "by=program")
-    assert done.returncode == 1
-    assert app.job(0).state["code"] == 78
-    assert "cannot tell which job of the sweep this program belongs to" in app.job(
-        0
-    ).output.replace("\n", " ")
-    assert not (app.folder / "checkpoints").exists()
+    (tmp_path / "other.py").write_text(OTHER)
+    done = completed(["other.py"], tmp_path, **{TOKEN: "a job's"})
+    assert done.returncode == 78
+    said = done.stdout.replace("\n", " ")
+    assert "cannot tell which job of the sweep this program belongs to" in said
+    assert not (tmp_path / "checkpoints").exists()
 
 
 @pytest.mark.proofs

@@ -158,6 +158,8 @@ _others: dict[tuple[str, ...], _Zygote] = {}
 MOUNTED = ["unshare", "-m", "sh", "-c"]
 MOUNTED += ['mount -t tmpfs -o "size=$2" tmpfs "$1" && shift 2 && exec "$@"', "sh"]
 """What `disk` is, where nothing is forked."""
+LIMITED = ["sh", "-c", 'echo $$ > "$1/cgroup.procs" && shift && exec "$@"', "sh"]
+"""What `cgroup` is, where nothing is forked."""
 
 
 class Popen(started.Popen):
@@ -166,16 +168,18 @@ class Popen(started.Popen):
     Args:
         disk: (folder, size) of a file system in memory that it and what it starts have there; see
             `own_disk`.
+        cgroup: The folder of a cgroup in which it runs, and what it starts.
     """
 
     def __init__(
         self, args, *, kills=None, is_parent=False, is_worker=False, imports=(), disk=None,
-        **options,
+        cgroup=None, **options,
     ):  # fmt: skip
         is_other = imports and not _zygote.is_inherited
         self._zygote = _others.setdefault(imports, _Zygote(*imports)) if is_other else _zygote
         self._kills, self._is_parent, self._is_worker = kills or {}, is_parent, is_worker
         self._disk = disk and [str(one) for one in disk]
+        self._cgroup = cgroup and str(cgroup)
         special = ("preexec_fn", "pass_fds", "shell", "executable")
         self._is_plain = not any(options.get(one) for one in special)
         super().__init__(args, **options)
@@ -194,6 +198,7 @@ class Popen(started.Popen):
             or arguments(args, environment) is None
         ):
             started_so = [*MOUNTED, *self._disk, *args] if self._disk else args
+            started_so = [*LIMITED, self._cgroup, *started_so] if self._cgroup else started_so
             return super()._execute_child(started_so, *given)
         fds = [own if own != -1 else number for number, own in enumerate((read, write, error))]
         request = {
@@ -205,6 +210,7 @@ class Popen(started.Popen):
             "is_worker": self._is_worker,
             "kills": self._kills,
             "disk": self._disk,
+            "cgroup": self._cgroup,
             "umask": _umask(),
         }
         try:

@@ -8,6 +8,7 @@ Source: clone(2), CLONE_PARENT; proc(5), stat.
 import atexit
 import ctypes
 import encodings.idna  # noqa: F401 - for the name of a host
+import functools
 import gc
 import importlib
 import importlib.machinery
@@ -42,6 +43,7 @@ import torch.profiler._cupti_monitor
 import torch.utils.serialization
 import torchdata.stateful_dataloader  # noqa: F401
 import warm
+from hydra.core.global_hydra import GlobalHydra
 from hydra_once import TREE
 
 # The forge of this tree, since a copy with a planted defect is not the installed one.
@@ -193,6 +195,8 @@ def serve(asked):
             asked.send(str(pid).encode())
             continue
         asked.close()
+        if request["cgroup"]:
+            Path(request["cgroup"], "cgroup.procs").write_text("0")  # itself
         if request["disk"]:
             mount(*request["disk"])
         if not (request["is_parent"] or request["is_worker"]):
@@ -250,14 +254,22 @@ def main():
     os.chdir(request["cwd"])
     if is_wrapper(request["command"]):
         os.execve = execve  # the supervisor starts the task by execve
-    if "plan" in request["command"][3:4]:
-        os.execv = lambda program, command: execve(program, command, os.environ)
+    if request["command"][3:4] in (["plan"], ["exec"]):
+        os.execv = functools.partial(execv, own)
     with kills(request["kills"]):
         leave(lambda: run(request["command"], request["env"]))
 
 
 def is_wrapper(command):
     return "forge.job.local" in " ".join(command[:5])
+
+
+def execv(own, program, command):
+    """Emulate execv of a Hydra app, which goes on with the process that forks for it."""
+    if own:
+        own.set_inheritable(True)
+    GlobalHydra.instance().clear()
+    execve(program, command, os.environ)
 
 
 def execve(program, command, environment):
