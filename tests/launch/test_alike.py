@@ -31,18 +31,18 @@ def states(app):
 
 def test_jobs_that_fail_alike_hold_the_others_back(app):
     """A typo must not fail a hundred jobs one after the other."""
-    sweep = app.run("seed=0,1,2,3", "hydra.launcher.n_jobs=1", "hydra.launcher.max_alike=2")
+    sweep = app.run("seed=0,1,2", "hydra.launcher.n_jobs=1", "hydra.launcher.max_alike=2")
     assert sweep.returncode == 1
-    assert states(app) == [State.failed, State.failed, State.queued, State.queued]
+    assert states(app) == [State.failed, State.failed, State.queued]
     said = sweep.stdout
     assert "2 jobs failed alike, and no job has saved a checkpoint yet: KeyError at " in said
     assert "train.py:" in said
-    assert "(2) are held back (hydra.launcher.max_alike=2)" in said
+    assert "(1) are held back (hydra.launcher.max_alike=2)" in said
     assert f"forge resume {app.sweep_dir}" in said
-    assert "To resume (starts again: 2 failed; starts 2 that have not run yet):" in said
+    assert "To resume (starts again: 2 failed; starts 1 that have not run yet):" in said
     (app.folder / "corrected").touch()
     app.forge("resume", str(app.sweep_dir))
-    assert states(app) == [State.finished] * 4
+    assert states(app) == [State.finished] * 3
 
 
 @pytest.fixture

@@ -106,6 +106,10 @@ def test_looking_at_a_sweep_leaves_it_as_it_is(app):
     app.finish("i=5")
     app.finish("i=5")
     assert printed(app, 0).count("new 5 0 0 0") == 1
+    # So it does with another config: the old result would hide the new value.
+    (app.folder / "conf.yaml").write_text("i: 0\nwhere: elsewhere\n")
+    app.finish("i=5")
+    assert printed(app, 0).count("new 5 0 0 elsewhere") == 1
 
 
 def test_a_custom_subdirectory_is_resolved_with_the_number(app):

@@ -68,14 +68,20 @@ ASKS = """
 """
 
 
-def test_a_job_that_its_launcher_starts_again_tells_nobody_to_do_so(tmp_path):
-    """A command to resume by hand, just before forge does it: two would run at once."""
+def test_a_job_that_its_launcher_starts_again_tells_nobody_to_do_so(tmp_path, undisturbed):
+    """A command to resume by hand, just before forge does it: two would run at once.
+
+    `kill -USR1` is the way to move a job by hand.
+    """
     app = App(tmp_path / "app", misbehave=ASKS)
     try:
         done = app.run()
     finally:
         app.close()
     assert done.returncode == 1
+    assert app.job(0).state["counts"]["preemptions"] == 1
+    metrics = undisturbed["0.1"].metrics
+    assert app.job(0).metrics == {step: metrics[step] for step in range(20)}
     output = app.job(0).output
     asked = output.index("stopped by SIGUSR1 at step 13, exit code 75.\n")
     again = output.index("forge: a requeue was requested: restarting (restart 1)\n")

@@ -111,33 +111,26 @@ def test_exit_code_0_after_a_signal_is_the_end_where_that_is_declared(commands):
 
 
 UNSAVED = """
-trap 'exit 0' TERM
-[ "$FORGE_ATTEMPT" = 1 ] || { touch "$FORGE_JOB_DIR/all done"; exit 0; }
+trap '[ "$FORGE_ATTEMPT" = 1 ] || touch "$FORGE_JOB_DIR/all done"; exit 0' TERM
 echo $$ > "$FORGE_JOB_DIR/pid"
-touch "$FORGE_JOB_DIR/ready"
+touch "$FORGE_JOB_DIR/ready $FORGE_ATTEMPT"
 while true; do sleep 0.05; done
 """
 
 
-def test_exit_code_0_without_the_done_file_is_not_the_end(commands):
-    """Lightning exits with 0, unsaved, if somebody else sends its process a SIGTERM."""
+def test_with_a_done_file_exit_code_0_is_the_end_if_it_is_there_also_after_a_signal(commands):
+    """Lightning exits with 0, unsaved, if somebody else sends its process a SIGTERM; and a command
+    that has just finished when the time limit comes would run in vain again.
+    """
     sweep = commands.begin(["bash", "-c", UNSAVED], "resilience.exec.done_file=all done")
     job = commands.job(0)
-    wait_ready(job, sweep)
+    sweep.wait_for((job.directory / "ready 1").exists, "first attempt")
     assert processes.send(int((job.directory / "pid").read_text()), signal.SIGTERM)
+    sweep.wait_for((job.directory / "ready 2").exists, "second attempt")
+    assert processes.send(job.supervisor, signal.SIGTERM)
     assert sweep.wait() == 0, sweep.output
     assert ends(job) == ["checkpointed requested 0", "finished finished 0"]
     assert "exit code 0 without `resilience.exec.done_file=all done`" in sweep.output
-
-
-def test_with_the_done_file_exit_code_0_is_the_end_also_after_a_signal(commands):
-    """A command that has just finished when the time limit comes would run in vain again."""
-    script = UNSAVED.replace("exit 0", 'touch "$FORGE_JOB_DIR/all done"; exit 0', 1)
-    sweep = commands.begin(["bash", "-c", script], "resilience.exec.done_file=all done")
-    job = commands.job(0)
-    stop(job, sweep)
-    assert sweep.wait() == 0, sweep.output
-    assert ends(job) == ["finished finished 0"]
 
 
 GROUP = """
@@ -151,7 +144,7 @@ while true; do sleep 0.05; done
 """
 
 
-@pytest.mark.parametrize("to", ["group", "leader"])
+@pytest.mark.parametrize("to", few(1, ["leader", "group"]))  # the group: test "wrapper" above
 def test_signals_go_to_the_group_or_to_the_leader_alone(to, commands):
     """Some programs have to stop their children themselves, in a certain order."""
     sweep = commands.begin(
@@ -185,11 +178,11 @@ def test_a_command_that_does_not_support_termination_is_killed_at_once(commands)
 # -- what exit codes mean --------------------------------------------------------------------------
 
 
-def test_exit_code_75_asks_to_be_run_again(commands):
+def test_exit_code_75_asks_to_be_run_again_and_each_attempt_has_its_part_of_the_log(commands):
     """The command has saved and is not finished. If it exits with 75 right after its start, each
     restart waits longer: the resource that it needs can be unavailable for hours.
     """
-    script = '[ "$FORGE_ATTEMPT" = 4 ] || exit 75'
+    script = 'printf "it is $FORGE_ATTEMPT"; [ "$FORGE_ATTEMPT" = 4 ] || exit 75'
     job, said = run(commands, script)
     assert ends(job) == [*["checkpointed requested 75"] * 3, "finished finished 0"], said
     assert job.state["counts"]["preemptions"] == 3
@@ -197,31 +190,36 @@ def test_exit_code_75_asks_to_be_run_again(commands):
     asked = [one["t"] for one in job.told if one["kind"] == "requeue"]
     for begin, end, pause_s in zip(begins, asked, (0, 1, 2), strict=True):
         assert begin - end >= pause_s
-
-
-def test_a_rule_can_name_a_code_that_means_something_to_forge_alone(commands):
-    """For the main of a Hydra app such a rule is refused, since forge sets these codes itself."""
-    rules = "resilience.requeue.rules=[{exit_codes:[70,71,143],max_restarts:3}]"
-    codes = "codes=(0 70 71 143 0); exit ${codes[$FORGE_ATTEMPT]}"
-    job, said = run(commands, codes, rules)
-    failed = [f"failed failed {code}" for code in (70, 71, 143)]
-    assert ends(job) == [*failed, "finished finished 0"], said
+    # Users can read the output of one attempt without that of the others.
+    found = [(one["attempt"], *one["log"]) for one in job.told if one["kind"] == "attempt"]
+    output = job.output.encode()
+    places = [place for _, place in found[1:]]
+    for (number, begin), end in zip(found, [*places, len(output)], strict=True):
+        mark, text, *_ = output[begin:end].decode().lstrip("\n").splitlines()
+        assert mark.startswith(f"==== forge: attempt {number}, ")
+        assert text.startswith(f"it is {number}")
 
 
 RULES = (
-    "resilience.requeue.rules=[{exit_codes:[3],max_restarts:2,recover:[bash,-c,"
+    "resilience.requeue.rules=[{exit_codes:[3,70,143],max_restarts:3,recover:[bash,-c,"
     '\'echo "$FORGE_ATTEMPT $FORGE_RETURN_CODE" >> "$FORGE_JOB_DIR/recovered"\']}]'
 )
 
 
 def test_a_rule_s_recovery_command_runs_before_the_restart(commands):
-    """The recovery command can remove files that would make the next attempt fail."""
-    script = 'cat "$FORGE_JOB_DIR/recovered"; [ "$FORGE_ATTEMPT" = 3 ] || exit 3'
-    job, said = run(commands, script, RULES)
-    assert (job.directory / "recovered").read_text() == "1 3\n2 3\n", said
+    """The recovery command can remove files that would make the next attempt fail.
+
+    A rule can name codes that mean something to forge alone: for the main of a Hydra app such a
+    rule is refused, since forge sets these codes itself.
+    """
+    codes = "codes=(0 3 70 143 0); exit ${codes[$FORGE_ATTEMPT]}"
+    job, said = run(commands, f'cat "$FORGE_JOB_DIR/recovered"; {codes}', RULES)
+    assert (job.directory / "recovered").read_text() == "1 3\n2 70\n3 143\n", said
+    failed = [f"failed failed {code}" for code in (3, 70, 143)]
+    assert [one for one in ends(job) if one != "finished finished 0"] == failed, said
     assert job.state["state"] == "finished"
-    assert job.state["counts"]["by_rule"] == {"0": 2}
-    assert job.output.splitlines()[-3:-1] == ["1 3", "2 3"]
+    assert job.state["counts"]["by_rule"] == {"0": 3}
+    assert job.output.splitlines()[-4:-1] == ["1 3", "2 70", "3 143"]
 
 
 @pytest.mark.parametrize("code", [pytest.param(9, marks=pytest.mark.proofs), 3])
@@ -331,20 +329,6 @@ def test_a_second_ctrl_c_kills_it(commands):
     assert job.state["code"] == -signal.SIGKILL
 
 
-# -- logs ------------------------------------------------------------------------------------------
-
-
-def test_all_attempts_are_in_one_log_with_marks(commands):
-    """Users can read the output of one attempt without that of the others."""
-    job, _ = run(commands, 'printf "it is $FORGE_ATTEMPT"; [ "$FORGE_ATTEMPT" = 2 ] || exit 75')
-    found = [(one["attempt"], *one["log"]) for one in job.told if one["kind"] == "attempt"]
-    output = job.output.encode()
-    for (number, begin), end in zip(found, [found[1][1], len(output)], strict=True):
-        mark, text, *_ = output[begin:end].decode().lstrip("\n").splitlines()
-        assert mark.startswith(f"==== forge: attempt {number}, ")
-        assert text.startswith(f"it is {number}")
-
-
 # -- a command in a config -------------------------------------------------------------------------
 
 SWEPT = """
@@ -355,17 +339,7 @@ SWEPT = """
 """
 
 
-def test_a_command_in_a_config_is_swept_over_and_no_shell_reads_it(tmp_path):
-    """The words go to execve as they are, with the values of each job."""
-    with contextlib.closing(Commands(tmp_path / "project", SWEPT)) as commands:
-        done = commands.run("--config-name", "conf", "-m", "lr=1e-3,1e-4")
-        assert done.returncode == 0, done.stdout
-        said = [commands.job(n).output.splitlines()[1] for n in (0, 1)]
-    assert said[0].startswith("0.001|--name=a b|$HOME|0|")
-    assert said[1].startswith("0.0001|--name=a b|$HOME|1|")
-
-
-OF_LAUNCHER = ["--config-name", "conf", "lr=1,2", "hydra.launcher.n_jobs=1"]
+OF_LAUNCHER = ["--config-name", "conf", "-m", "lr=1e-3,1e-4", "hydra.launcher.n_jobs=1"]
 
 
 @pytest.mark.parametrize(("given", "jobs"), [(["--", "echo", "1"], 1), (OF_LAUNCHER, 2)])
@@ -380,24 +354,26 @@ def test_without_a_launcher_it_is_the_local_one(given, jobs, tmp_path):
         assert done.returncode == 0, done.stdout
         for number in range(jobs):
             assert commands.job(number).state["state"] == "finished"
+            if given is OF_LAUNCHER:  # no shell reads the words
+                said = commands.job(number).output.splitlines()[1]
+                assert said.startswith(f"0.00{'0' * number}1|--name=a b|$HOME|{number}|")
 
 
-def test_hydra_s_own_words_for_a_job_s_environment_and_place_hold(commands):
-    """Hydra's keys for environment and directory must also apply to commands."""
-    overrides = ("+hydra.job.env_set.NAME='a b'", "hydra.job.chdir=true")
-    job, said = run(commands, 'echo "$NAME in $PWD"', *overrides)
-    assert f"a b in {job.directory}" in job.output, said
-
-
-def test_tasks_that_the_command_starts_itself_by_srun_are_ranks_of_their_own(commands):
-    """Otherwise each task would act as a single process and overwrite the others' checkpoints."""
+def test_a_command_has_hydra_s_environment_and_place_and_its_own_srun_makes_ranks(commands):
+    """Hydra's keys for both must also apply to commands. Tasks that the command starts by srun
+    would otherwise each act as a single process and overwrite the others' checkpoints.
+    """
     script = (
         "import os; from forge.process import world;"
         " step = {'SLURM_STEP_NUM_TASKS': '2', 'SLURM_PROCID': '1', 'SLURM_LOCALID': '1'};"
-        " found = world.of(os.environ | step); print('rank', found.rank, 'of', found.size)"
+        " found = world.of(os.environ | step); print('rank', found.rank, 'of', found.size);"
+        " print(os.environ['NAME'], 'in', os.getcwd())"
     )
-    done = commands.run("--", sys.executable, "-c", script)
-    assert "rank 1 of 2" in commands.job(0).output, done.stdout
+    overrides = ("+hydra.job.env_set.NAME='a b'", "hydra.job.chdir=true")
+    done = commands.run(*overrides, "--", sys.executable, "-c", script)
+    job = commands.job(0)
+    assert "rank 1 of 2" in job.output, done.stdout
+    assert f"a b in {job.directory}" in job.output, done.stdout
 
 
 def test_several_tasks_of_srun_are_refused_each(commands):
@@ -643,7 +619,7 @@ def test_a_config_without_a_preset_is_told(conf, said, tmp_path):
 # -- faults ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", few(2, ["wrapper", "supervisor", "task"]))
+@pytest.mark.parametrize("kind", few(1, ["wrapper", "supervisor", "task"]))
 def test_whichever_process_is_killed_the_command_comes_to_its_end_and_nothing_is_left(
     kind, commands
 ):
@@ -673,6 +649,7 @@ def test_a_killed_launcher_has_its_commands_save_and_the_next_start_resumes_them
     assert steps(job) == list(range(1, 21))
 
 
+@pytest.mark.proofs  # as of each sweep: test_sweeps.py
 def test_two_at_once_of_the_same_directory(commands):
     """The second is refused, and the first is not disturbed."""
     sweep = commands.begin(COMMANDS["trap"])

@@ -281,9 +281,8 @@ def test_a_ctrl_c_that_comes_twice_to_a_wrapper_is_one(app):
     assert app.job(0).state["code"] == 130
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGRTMIN + 3, pytest.param(signal.SIGKILL, marks=pytest.mark.proofs)]
-)
+@pytest.mark.proofs  # a wrapper that is killed: test_sweeps.py
+@pytest.mark.parametrize("number", [signal.SIGRTMIN + 3, signal.SIGKILL])
 def test_a_wrapper_that_ends_is_followed_by_another(number, app, undisturbed):
     """The wrapper is restarted whatever signal has killed it."""
     app.hold(0, 5)
@@ -343,24 +342,6 @@ def test_a_disk_that_is_full_does_not_end_the_wrapper(tmp_path):
     )
     assert "restart 1" in done.stdout
     assert "job 0: failed" in done.stdout
-
-
-def test_a_finished_job_without_a_policy_runs_again_with_another_config(tmp_path):
-    """Hydra's own launchers would run it; the old result would hide the new value."""
-    app = App(
-        tmp_path / "app",
-        train=PLAIN.replace(
-            "config_path=None, config_name=None", 'config_path=".", config_name="conf"'
-        ),
-        conf="value: 1",
-    )
-    app.finish("+mode=a")
-    pid = app.job(0).state["pid"]
-    app.finish("+mode=a")
-    assert app.job(0).state["pid"] == pid
-    (app.folder / "conf.yaml").write_text("value: 2")
-    app.finish("+mode=a")
-    assert app.job(0).state["pid"] != pid
 
 
 def test_state_is_written_whole(tmp_path):

@@ -1,12 +1,12 @@
 """A sweep on this machine, from its command line to its exit code."""
 
-import json
 import select
 import signal
 
 import pytest
-from harness import until
-from sweeps import App, assert_same_job, command_in
+from harness import made_once, until
+from rows import few
+from sweeps import App, SweptJob, assert_same_job, command_in
 
 from forge.jobdir import ledger
 from forge.process import processes
@@ -45,7 +45,7 @@ def test_ctrl_c_stops_a_sweep_and_the_printed_command_goes_on(app, undisturbed):
     assert app.job(0).attempts == 2
 
 
-@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM], ids=["SIGHUP", "SIGTERM"])
+@pytest.mark.parametrize("number", few(1, [signal.SIGHUP, signal.SIGTERM]))
 def test_a_signal_that_comes_twice_has_the_jobs_save_all_the_same(app, number):
     """Kernel and shell, or srun and Slurm, can both send the signal: not a second request."""
     app.hold(0, 2)
@@ -62,25 +62,13 @@ def test_a_signal_that_comes_twice_has_the_jobs_save_all_the_same(app, number):
     assert ledger.saved_steps(app.job(0).directory, "checkpoints") >= 2
 
 
-def test_jobs_of_a_launcher_that_was_killed_save_and_leave(app, undisturbed):
-    """An orphan that trains on, unseen, would fight with the next start for the directory."""
-    for number in (0, 1):
-        app.hold(number, 5)
-    sweep = app.start("lr=0.1,0.2", "step_s=0")
-    for number in (0, 1):
-        app.job(number).wait_for_step(5)
-    sweep.signal(signal.SIGKILL)
-    sweep.wait()
-    for number in (0, 1):
-        until(app.job(number).is_free, "the orphans' end")
-        assert app.job(number).state["reason"] == "orphaned"
-    app.finish("lr=0.1,0.2", "step_s=0")
-    for number, rate in ((0, "0.1"), (1, "0.2")):
-        assert_same_job(app.job(number), undisturbed[rate])
+def test_jobs_of_a_launcher_that_was_killed_save_and_leave_and_the_next_start_waits(
+    app, undisturbed
+):
+    """An orphan that trains on, unseen, would fight with the next start for the directory.
 
-
-def test_the_next_start_waits_for_orphans_that_are_still_leaving(app, undisturbed):
-    """Started again at once, the new launcher finds the old jobs in the middle of their saves."""
+    Started again at once, the new launcher finds the old jobs in the middle of their saves.
+    """
     app.hold(0, 3)
     sweep = app.start("lr=0.1", "step_s=0")
     app.job(0).wait_for_step(3)
@@ -94,6 +82,11 @@ def test_the_next_start_waits_for_orphans_that_are_still_leaving(app, undisturbe
     processes.send(task, signal.SIGCONT)
     assert again.wait() == 0, again.output
     assert app.job(0).wrapper != wrapper
+    ends = [one["reason"] for one in app.job(0).told if one["kind"] == "end"]
+    assert ends == ["orphaned", "finished"]
+    assert app.job(0).attempts == 2
+    starts = [e for a in ledger.read(app.job(0).directory).attempts for e in a.events]
+    assert [one["step"] for one in starts if one["kind"] == "start"] == [0, 4], "it has saved"
     assert_same_job(app.job(0), undisturbed["0.1"])
 
 
@@ -125,54 +118,74 @@ def test_orphans_without_a_wrapper_and_a_supervisor_are_ended(app, undisturbed):
     assert_same_job(job, undisturbed["0.1"])
 
 
-def test_a_failure_stops_nobody_else_and_comes_back(app):
+ENDS = """
+    if cfg.lr == 0.1 and step == 3:
+        raise ValueError("the tenth")
+    if cfg.lr == 0.2 and step == 8:
+        os.kill(os.getpid(), signal.SIGTERM)
+    if cfg.lr == 0.3 and step == 14:
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture(scope="session")
+def ended(shared_folder):
+    """A sweep whose jobs end in different ways; its folder has what it printed."""
+
+    def make(folder):
+        app = App(folder / "app", misbehave=ENDS)
+        train = app.folder / "train.py"
+        bad = "(loss * float('nan') if cfg.lr == 0.4 and step > 4 else loss)"
+        train.write_text(train.read_text().replace("loss.backward", f"{bad}.backward"))
+        given = ("steps=20", "step_s=0", "resilience.nan.action=halt")
+        done = app.run("lr=0.1,0.2,0.3,0.4,0.5", *given)
+        (folder / "printed").write_text(done.stdout)
+        assert done.returncode == 1, done.stdout
+
+    return made_once(shared_folder / "ended_differently", make)
+
+
+@pytest.fixture
+def printed(ended):
+    return (ended / "printed").read_text()
+
+
+def job(ended, number):
+    return SweptJob(ended / "app" / "sweep" / str(number))
+
+
+def test_an_end_of_one_job_stops_nobody_else(ended):
     """Nine of ten jobs of a night must not be lost to the tenth."""
-    app = App(
-        app.folder.with_name("other"),
-        misbehave="""
-            if cfg.lr == 0.1 and step == 3:
-                raise ValueError("the tenth")
-        """,
-    )
-    done = app.run("lr=0.1,0.2,0.3", "steps=10")
-    assert done.returncode == 1
-    assert "ValueError: the tenth" in done.stdout
-    assert "train.py" in done.stdout  # the traceback of the job's own process
-    assert [app.job(n).state["state"] for n in range(3)] == ["failed", "finished", "finished"]
-    assert "job 0: failed at step 3 of 10 (30%): ValueError: the tenth" in done.stdout
-    assert app.job(0).attempts == 1, "a bug of the user's is not retried"
-    assert any(word.startswith("hydra.sweep.dir=") for word in command_in(done.stdout))
+    states = [job(ended, number).state["state"] for number in range(5)]
+    assert states == ["failed", "stopped", "failed", "failed", "finished"]
 
 
-def test_a_job_killed_again_and_again_is_given_up_with_the_reason(app):
+def test_a_failure_comes_back(ended, printed):
+    """With the traceback of the job's own process; a bug of the user's is not retried."""
+    assert "ValueError: the tenth" in printed
+    assert "train.py" in printed
+    assert "job 0: failed at step 3 of 20 (15%): ValueError: the tenth" in printed
+    assert job(ended, 0).attempts == 1
+    assert any(word.startswith("hydra.sweep.dir=") for word in command_in(printed))
+
+
+def test_a_stop_of_one_job_by_hand_is_respected(ended):
+    """After `kill <pid>` the training saves, and the wrapper does not start it again."""
+    assert job(ended, 1).attempts == 1
+    assert job(ended, 1).step == 9
+
+
+def test_a_job_killed_again_and_again_is_given_up_with_the_reason(ended, printed):
     """For example, the model does not fit into memory, so every attempt is killed."""
-    app = App(
-        app.folder.with_name("other"),
-        misbehave="""
-            if step == 14 and cfg.lr == 0.1:
-                os.kill(os.getpid(), signal.SIGKILL)
-        """,
-    )
-    done = app.run("lr=0.1,0.2", "steps=20")
-    assert done.returncode == 1
-    assert "max_no_progress=3" in done.stdout
-    assert app.job(0).attempts == 4  # one that saved step 10, and three that saved nothing new
-    assert app.job(1).state["state"] == "finished"
+    assert "max_no_progress=3" in printed
+    assert job(ended, 2).attempts == 4  # one that saved step 10, and three that saved nothing new
 
 
-def test_finished_jobs_are_found_by_their_overrides_and_not_run_again(app):
-    """A second command with more points would give every job another number."""
-    app.finish("lr=0.1,0.2", "steps=10", "step_s=0")
-    pids = [app.job(n).state["pid"] for n in (0, 1)]
-    text = app.finish("lr=0.3,0.2,0.1", "steps=10", "step_s=0")
-    assert [app.job(n).state["pid"] for n in (0, 1)] == pids
-    assert text.count("started") == 1
-    assert json.loads((app.job(2).directory / ".forge/plan.json").read_text())["overrides"] == [
-        "lr=0.3",
-        "step_s=0",
-        "steps=10",
-    ]
-    assert app.job(2).state["state"] == "finished"
+def test_a_halt_by_the_nan_policy_is_final(ended, printed):
+    """The same data would give the same NaN."""
+    assert job(ended, 3).state["reason"] == "halted"
+    assert job(ended, 3).attempts == 1
+    assert "halted by the NaN policy" in printed
 
 
 def test_two_launchers_do_not_run_one_sweep(app):
