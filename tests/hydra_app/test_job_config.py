@@ -16,9 +16,16 @@ def app(tmp_path):
     return App(tmp_path / "user's project")  # a name that has to be quoted
 
 
-def test_the_printed_command_goes_on_with_the_same_bits(app):
-    """A bare `python train.py` would start a new directory and train from the first step."""
-    assert app.run("hydra.run.dir=whole", "lr=0.2").returncode == 0
+def test_the_printed_command_goes_on_with_the_bits_of_a_plain_loop(app):
+    """A bare `python train.py` would start a new directory and train from the first step.
+
+    They are the bits of the preset `disabled`, a plain loop, which users need for profiling, and to
+    find out whether forge causes a bug.
+    """
+    plain = app.run("hydra.run.dir=whole", "lr=0.2", "resilience=disabled")
+    assert plain.returncode == 0, plain.stdout
+    assert not (app.folder / "whole/.forge").exists()
+    assert not (app.folder / "whole/checkpoints").exists()
     stopped = app.run("hydra.run.dir=cut", "lr=0.2", "+signal_in=3".replace("+", ""))
     assert stopped.returncode == 143, stopped.stdout
     resumed = app.resume(stopped.stdout, in_shell=True, is_forked=False)
@@ -27,12 +34,19 @@ def test_the_printed_command_goes_on_with_the_same_bits(app):
     assert (app.folder / "cut/.forge/resume.sh").read_text().splitlines()[-1].startswith("cd ")
 
 
-def test_the_default_output_directory_works_too(app):
-    """Most jobs use Hydra's own directory, named after date and time."""
+def test_the_default_output_directory_works_too_and_interpolations_are_resolved_once(app):
+    """Most jobs use Hydra's own directory, named after date and time.
+
+    If `${now:…}` were resolved at every start, names would change during a run.
+    """
     stopped = app.run("signal_in=3")
     assert stopped.returncode == 143, stopped.stdout
     assert app.resume(stopped.stdout).returncode == 0
-    assert len(list(app.folder.glob("outputs/*/*/weights.pt"))) == 1
+    (weights,) = app.folder.glob("outputs/*/*/weights.pt")
+    job = weights.parent
+    assert len(app.seen(job)) == 2
+    assert len(set(app.seen(job))) == 1
+    assert "Later changes of config files" not in (job / "train.log").read_text()
 
 
 def test_an_edited_config_file_does_not_reach_a_running_job(app):
@@ -47,14 +61,6 @@ def test_an_edited_config_file_does_not_reach_a_running_job(app):
     assert first == second
     assert "lr=0.1 (now 0.7)" in resumed.stdout
     assert "name=plain (now other)" in resumed.stdout
-
-
-def test_interpolations_are_resolved_once(app):
-    """If `${now:…}` were resolved at every start, names would change during a run."""
-    stopped = app.run("hydra.run.dir=job", "signal_in=3")
-    app.resume(stopped.stdout)
-    assert len(set(app.seen("job"))) == 1
-    assert "Later changes of config files" not in app.shell(["cat", "job/train.log"]).stdout
 
 
 def test_overrides_may_be_left_out_or_repeated_but_not_contradicted(app):
@@ -85,8 +91,11 @@ def test_another_choice_of_a_group_is_a_contradiction_wherever_its_content_goes(
     assert "have changed" not in again.stdout
 
 
-def test_the_policy_may_be_changed_by_overrides_at_any_start(app):
-    """The policy does not affect the results of a job; a changed value is kept from then on."""
+def test_changed_code_is_refused_or_named_and_the_policy_may_be_changed_at_any_start(app):
+    """After an edit a requeued job would run the old state with the new code.
+
+    The policy does not affect the results of a job; a changed value is kept from then on.
+    """
     where = ("hydra.run.dir=job", "signal_in=3")
     assert app.run(*where, "resilience.requeue.on_code_change=refuse").returncode == 143
     with (app.folder / "train.py").open("a") as file:
@@ -94,9 +103,12 @@ def test_the_policy_may_be_changed_by_overrides_at_any_start(app):
     refused = app.run("hydra.run.dir=job")
     assert refused.returncode == 78
     assert "start the job with `resilience.requeue.on_code_change=warn`" in refused.stdout
+    assert (app.folder / "job/checkpoints/latest").exists()
     keep = ("resilience.checkpoint.every_steps=1", "~resilience.signal.actions.USR1")
     warned = app.run("hydra.run.dir=job", "resilience.requeue.on_code_change=warn", *keep)
     assert warned.returncode == 0, warned.stdout
+    assert "train.py" in warned.stdout
+    assert "code changed" in warned.stdout
     assert sorted(p.name for p in app.folder.glob("job/checkpoints/step_*"))[0] == "step_6"
     stored = (app.folder / "job/.forge/config.yaml").read_text()
     assert "on_code_change: warn" in stored
@@ -113,24 +125,6 @@ def test_a_signal_before_training_prints_the_command_too(app):
     assert "hydra.run.dir=" in stopped.stdout
 
 
-def test_changed_code_is_named_or_refused(app):
-    """After an edit a requeued job would run the old state with the new code."""
-    stopped = app.run("hydra.run.dir=warned", "signal_in=3")
-    refusing = app.run(
-        "hydra.run.dir=refused", "signal_in=3", "resilience.requeue.on_code_change=refuse"
-    )
-    with (app.folder / "train.py").open("a") as file:
-        file.write("# edited\n")
-    resumed = app.resume(stopped.stdout)
-    assert resumed.returncode == 0
-    assert "train.py" in resumed.stdout
-    assert "code changed" in resumed.stdout
-    refused = app.resume(refusing.stdout)
-    assert refused.returncode == 78
-    assert "resilience.requeue.on_code_change" in refused.stdout
-    assert (app.folder / "refused/checkpoints/latest").exists()
-
-
 def test_a_policy_problem_ends_the_job_before_anything_is_built(app):
     """The job prints all problems and exits with 78 before it spends minutes on loading data."""
     result = app.run(
@@ -143,16 +137,6 @@ def test_a_policy_problem_ends_the_job_before_anything_is_built(app):
     for key in ("nan.action=skp", "checkpoint.every_steps=0", "signal.warning_s=0"):
         assert f"`resilience.{key}`" in result.stdout
     assert not (app.folder / "job/seen.txt").exists()
-
-
-def test_the_disabled_preset_is_a_plain_loop(app):
-    """Users need it for profiling, and to find out whether forge causes a bug."""
-    result = app.run("hydra.run.dir=plain", "resilience=disabled")
-    assert result.returncode == 0, result.stdout
-    assert not (app.folder / "plain/.forge").exists()
-    assert not (app.folder / "plain/checkpoints").exists()
-    assert app.run("hydra.run.dir=guarded").returncode == 0
-    assert_same_bits(app.weights("plain"), app.weights("guarded"))
 
 
 def test_a_second_job_in_the_directory_of_a_running_one_is_refused(app):
@@ -177,15 +161,10 @@ def test_a_second_job_in_the_directory_of_a_running_one_is_refused(app):
 
 def test_a_sweep_with_hydras_own_launcher_keeps_its_jobs_apart(app):
     """Hydra's basic launcher runs the jobs of `-m` one after the other in one process."""
-    result = app.run("-m", "hydra.sweep.dir=sweep", "lr=0.1,0.2", "resilience.nan.action=skip,halt")
+    result = app.run("-m", "hydra.sweep.dir=sweep", "lr=0.1,0.2")
     assert result.returncode == 0, result.stdout
-    assert sorted(p.parent.name for p in app.folder.glob("sweep/*/weights.pt")) == list("0123")
-    assert [app.seen(f"sweep/{i}")[0].split()[0] for i in range(4)] == [
-        "lr=0.1",
-        "lr=0.1",
-        "lr=0.2",
-        "lr=0.2",
-    ]
+    assert sorted(p.parent.name for p in app.folder.glob("sweep/*/weights.pt")) == list("01")
+    assert [app.seen(f"sweep/{i}")[0].split()[0] for i in range(2)] == ["lr=0.1", "lr=0.2"]
 
 
 def test_a_job_of_a_sweep_is_resumed_by_itself(app):
@@ -208,15 +187,10 @@ def test_checkpoints_may_lie_elsewhere(app, tmp_path):
     assert (verdict["reason"], verdict["step"], verdict["exit_code"]) == ("finished", 8, 0)
 
 
-@pytest.mark.parametrize("how", ["module", "config_name"])
-def test_other_ways_to_start_an_app_are_resumed_too(app, how):
+def test_other_ways_to_start_an_app_are_resumed_too(app):
     """The printed command has to repeat options such as `python -m` and `--config-name`."""
-    if how == "module":
-        command = ["-m", "train", "hydra.run.dir=job", "signal_in=3"]
-    else:
-        os.rename(app.folder / "train.yaml", app.folder / "other.yaml")
-        command = ["train.py", "--config-name", "other"]
-        command += ["hydra.run.dir=job", "signal_in=3"]
+    os.rename(app.folder / "train.yaml", app.folder / "other.yaml")
+    command = ["-m", "train", "--config-name", "other", "hydra.run.dir=job", "signal_in=3"]
     stopped = app.python(*command)
     assert stopped.returncode == 143, stopped.stdout
     assert app.resume(stopped.stdout).returncode == 0

@@ -2,9 +2,10 @@
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
-from harness import made_once, until
+from harness import Process, made_once, until
 from ranked_apps import RankedApp, assert_same_ranks
 from sweeps import command_in
 
@@ -51,7 +52,10 @@ def test_what_ranks_leave_is_one_jobs(undisturbed):
     assert undisturbed.state["counts"]["restarts"] == 0
 
 
-def test_ctrl_c_stops_all_ranks_after_one_step_and_the_sweep_goes_on(make, undisturbed):
+def test_ctrl_c_and_a_signal_at_one_rank_stop_all_after_the_same_step(make, undisturbed):
+    """The sweep goes on by the printed command. A signal to one process stops all ranks; the job
+    restarts and repeats no step.
+    """
     app = make()
     app.hold(0, HOLD)
     sweep = app.start("lr=0.1")
@@ -61,25 +65,18 @@ def test_ctrl_c_stops_all_ranks_after_one_step_and_the_sweep_goes_on(make, undis
     assert sweep.wait() == 130, sweep.output
     until(job.is_free, "the job's end")
     assert job.state["state"] == "stopped"
-    done = app.go_on(sweep.output)
-    assert done.returncode == 0, done.stdout + job.output
-    assert_same_ranks(job, undisturbed)
-    assert job.repeated == [0]
-    assert command_in(sweep.output)
-
-
-def test_a_signal_at_one_rank_stops_all_after_the_same_step(make, undisturbed):
-    """A signal to one process stops all ranks; the job restarts and repeats no step."""
-    app = make()
-    app.hold(0, HOLD)
-    sweep = app.start("lr=0.1")
-    job = app.job(0)
+    for path in job.directory.glob("holds *"):
+        path.unlink()
+    app.hold(0, HOLD + 10)
+    _, folder, _, *typed = command_in(sweep.output)
+    again = Process(typed, app.folder / "again.txt", Path(folder), app.popen)
+    app.started.append(again)
     os.kill(job.held()[1], signal.SIGUSR2)
     let_go(app)
-    assert sweep.wait() == 0, sweep.output + job.output
+    assert again.wait() == 0, again.output + job.output
     assert_same_ranks(job, undisturbed)
-    assert job.repeated == [0]
-    assert [one["code"] for one in job.events("end")] == [75, 0]
+    assert job.repeated == [0, 0]
+    assert [one["code"] for one in job.events("end")] == [130, 75, 0]
     assert job.state["counts"]["preemptions"] == job.state["counts"]["restarts"] == 1
 
 
