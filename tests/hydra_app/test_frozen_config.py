@@ -152,10 +152,22 @@ def test_two_programs_do_not_share_a_directory(app):
 
 
 def test_an_override_that_is_computed_is_repeated_in_the_command(app):
-    """Regression test: forge refused its own resume command after an override was resolved."""
-    typed = ["+data=${oc.env:HOME}/x", "+at=${now:%S-%f}", "+tag='\\${lr}'", "+deep={a: ${lr}}"]
+    """Regression test: forge refused its own resume command after an override was resolved.
+
+    Resolved, a value may read as a sweep.
+    """
+    config = app.folder / "train.yaml"
+    config.write_text(config.read_text() + 'other: "x, y"\n')
+    typed = [
+        "+data=${oc.env:HOME}/x",
+        "+at=${now:%S-%f}",
+        "+tag='\\${lr}'",
+        "+deep={a: ${lr}}",
+        "name=${other}",
+    ]
     stopped = app.run("hydra.run.dir=job", "signal_in=3", *typed)
     assert stopped.returncode == 143, stopped.stdout
-    resumed = app.resume(stopped.stdout)
+    resumed = app.resume(stopped.stdout, in_shell=True)
     assert resumed.returncode == 0, resumed.stdout
+    assert len(set(app.seen("job"))) == 1
     assert f"{os.environ['HOME']}/x" in (app.folder / "job/.forge/config.yaml").read_text()

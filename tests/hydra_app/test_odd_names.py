@@ -5,19 +5,6 @@ from hydra_apps import App
 
 from forge.jobdir.job_dir import hydra_quoted
 
-
-def test_an_override_with_an_interpolation_is_repeated_as_it_was_typed(tmp_path):
-    """Resolved, its value may read as a sweep."""
-    app = App(tmp_path / "app")
-    config = app.folder / "train.yaml"
-    config.write_text(config.read_text() + 'other: "x, y"\n')
-    stopped = app.run("hydra.run.dir=job", "signal_in=3", "name=${other}")
-    assert stopped.returncode == 143, stopped.stdout
-    resumed = app.resume(stopped.stdout, in_shell=True)
-    assert resumed.returncode == 0, resumed.stdout
-    assert len(set(app.seen("job"))) == 1
-
-
 ODD = "x\x1b]0;owned\x07\x1b[31m%d\nforge: finished at step 8\u202e\\'"
 
 

@@ -95,11 +95,18 @@ def app(tmp_path):
     ),
 )
 def test_enums_and_dataclasses_come_back_as_such(overrides, is_edited, app):
-    """YAML stores them as strings and dicts, with which `cfg.kind is Kind.sgd` would be false."""
+    """YAML stores them as strings and dicts, with which `cfg.kind is Kind.sgd` would be false.
+
+    The stored config has an enum's member by name; an override is resolved to the member itself.
+    """
     whole = app.run("hydra.run.dir=whole", *overrides)
     assert whole.returncode == 0, whole.stdout
     stopped = app.run("hydra.run.dir=cut", "signal_in=3", *overrides)
     assert stopped.returncode == 143, stopped.stdout
+    if overrides:  # the command gives the same enum again: that is no contradiction
+        refused = app.run("hydra.run.dir=cut", "optim.kind=sgd")
+        assert refused.returncode == 78, refused.stdout
+        assert "optim.kind=sgd" in refused.stdout
     if is_edited:
         (app.folder / "train.yaml").write_text(EDITED)
     resumed = app.resume(stopped.stdout)
@@ -110,13 +117,3 @@ def test_enums_and_dataclasses_come_back_as_such(overrides, is_edited, app):
     assert "does not fit the type" not in resumed.stdout
     assert ("have no effect" in resumed.stdout) == is_edited
     assert_same_bits(app.weights("whole"), app.weights("cut"))
-
-
-def test_an_enum_that_is_given_again_is_no_contradiction_and_another_one_is(app):
-    """The stored config has the member's name; the override is resolved to the member itself."""
-    assert app.run("hydra.run.dir=job", "signal_in=3", "optim.kind=adam").returncode == 143
-    refused = app.run("hydra.run.dir=job", "optim.kind=sgd")
-    assert refused.returncode == 78, refused.stdout
-    assert "optim.kind=sgd" in refused.stdout
-    resumed = app.run("hydra.run.dir=job", "optim.kind=adam")
-    assert resumed.returncode == 0, resumed.stdout

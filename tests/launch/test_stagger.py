@@ -8,14 +8,23 @@ from sweeps import App
 import forge
 from forge.slurm import stagger
 
+LIGHT = """
+    import hydra
+
+    @hydra.main(version_base=None, config_path=".", config_name="conf")
+    def main(cfg):
+        pass
+
+    if __name__ == "__main__":
+        main()
+"""
+
 
 def test_local_jobs_start_apart_although_there_are_free_slots(tmp_path):
     """Twenty jobs that read the same file at once take longer than twenty in a row."""
-    app = App(tmp_path / "app")
+    app = App(tmp_path / "app", LIGHT, "lr: 0.1\n")
     try:
-        app.finish(
-            "lr=0.1,0.2,0.3", "step_s=0", "hydra.launcher.n_jobs=3", "hydra.launcher.stagger_s=2"
-        )
+        app.finish("lr=0.1,0.2,0.3", "hydra.launcher.n_jobs=3", "hydra.launcher.stagger_s=2")
     finally:
         app.close()
     starts = sorted(job.history()[0].began for job in forge.sweep(app.sweep_dir).jobs)
