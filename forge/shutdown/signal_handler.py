@@ -4,26 +4,21 @@ Python runs signal handlers only in the main thread, between two bytecodes, so n
 thread is inside a C call. But the C part of each handler immediately writes the signal's number
 into a pipe. A thread reads the pipe: it sets the flag and starts the deadline. When the deadline
 passes, it writes the stacks of all threads into a file and ends the process.
-One module, since handlers, thread and forked children share state that any signal can change.
+One module, since handlers and thread share state that any signal can change.
 Source: signal.set_wakeup_fd.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import faulthandler
-import mmap
 import os
 import select
 import signal
 import socket
-import struct
-import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
@@ -34,23 +29,15 @@ from forge.config.schema import SignalConfig
 from forge.errors import ExitCode
 from forge.filesystem.files import make_directory, open_file
 from forge.process import processes
+from forge.shutdown.forked_children import ForkedChildren
 
 __all__ = ["ShutdownHandler"]
-
-_TIME = struct.Struct("<d")
-_TIMESPEC = struct.Struct("@ll")
 
 _HANGUP_S = 2.0
 """Seconds in which SIGHUP can follow the first failed print to a closed terminal."""
 
 _NOTICE_S = 1.0
 """Seconds from Ctrl+C to a notice: people press it again if nothing happens."""
-
-_SAME_S = 0.5
-"""Seconds between the SIGTERMs of a parent and of its child that count as one, sent to both."""
-
-_SO_TIMESTAMPNS = 35
-"""Linux: each message that a socket receives has the time at which it was sent. socket(7)."""
 
 _LOOK_S = 1.0
 """Seconds after which the thread checks the deadline, even if nothing has woken it."""
@@ -60,8 +47,6 @@ _LAST_WORDS_S = 2.0
 
 _LEFT_IGNORED = (signal.SIGHUP, signal.SIGINT)
 """Signals that stay ignored if they were at the start (nohup, a background job of a script)."""
-
-_registered: weakref.WeakSet[ShutdownHandler] = weakref.WeakSet()
 
 
 class ShutdownHandler:
@@ -100,9 +85,7 @@ class ShutdownHandler:
         self._originals: dict[signal.Signals, Any] = {}
         self._lock = threading.RLock()  # re-entrant: handlers interrupt the main thread anywhere
         self._pid = 0
-        self._heard = mmap.mmap(-1, _TIME.size)  # shared with forked children
-        self._ignored = 0.0
-        """In a forked child: the time of the parent's SIGTERM that it has ignored."""
+        self._children = ForkedChildren()
         self.configure(timeout_sec, actions, stacks_dir)
 
     def configure(
@@ -157,7 +140,7 @@ class ShutdownHandler:
         self._writer.setblocking(False)  # noqa: FBT003 - positional there
         self._outer_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         self._install()
-        _registered.add(self)
+        self._children.watch(self._originals, self._trips, self._reader)
         self._thread = threading.Thread(target=self._watch, name="forge-signals", daemon=True)
         self._thread.start()
 
@@ -222,7 +205,7 @@ class ShutdownHandler:
             signal.signal(number, signal.SIG_DFL if original is None else original)
         self._originals = {}
         self._give_wakeup_fd_back()
-        _registered.discard(self)
+        self._children.let_go()
         self.deadline = None
         self._wake()
         self._thread.join()
@@ -252,6 +235,10 @@ class ShutdownHandler:
         self.timeout_sec = 0.0
         if self._originals:
             self._wake()
+
+    def disown_children(self) -> None:
+        """From now on a SIGTERM to a forked child is meant for it, and ends it."""
+        self._children.disown()
 
     def _wake(self) -> None:
         """Wake the thread."""
@@ -399,7 +386,7 @@ class ShutdownHandler:
         received = signal.Signals(number)
         action = self.actions[received]
         if received is signal.SIGTERM:
-            _TIME.pack_into(self._heard, 0, time.time())
+            self._children.note_sigterm()
         if action == "save":
             self._is_save_requested = True
         if action not in ("stop", "requeue") or (self._pass_over and self._pass_over(received)):
@@ -452,78 +439,6 @@ class ShutdownHandler:
         )
         messages.wait(_LAST_WORDS_S)  # on a busy machine, a message takes a while
 
-    # -- forked children -----------------------------------------------------------------------
-
-    def disown_children(self) -> None:
-        """From now on a SIGTERM to a forked child is meant for it, and ends it."""
-        _TIME.pack_into(self._heard, 0, 0.0)
-
-    def _adopt_child(self) -> None:
-        """Runs in a forked child."""
-        self._trips.clear()
-        (self._ignored,) = _TIME.unpack_from(self._heard)
-        # A new pipe: a signal to the child alone must not stop the parent.
-        reader, self._writer_in_child = socket.socketpair(type=socket.SOCK_DGRAM)
-        self._writer_in_child.setblocking(False)  # noqa: FBT003 - positional there
-        if sys.platform.startswith("linux"):
-            reader.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
-        signal.set_wakeup_fd(self._writer_in_child.fileno(), warn_on_full_buffer=False)
-        for number in self.actions:
-            signal.signal(number, self._in_child)
-        threading.Thread(
-            target=self._watch_in_child, args=(reader,), name="forge-child", daemon=True
-        ).start()
-
-    def _in_child(self, number: int, frame: FrameType | None) -> None:
-        """The Python part of the handler in a forked child, whose thread acts on the signal.
-
-        It can run too late: if the main thread was about to wait for a lock, it waits first.
-        """
-        own = self._writer_in_child.fileno()
-        if signal.set_wakeup_fd(own, warn_on_full_buffer=False) != own:
-            with contextlib.suppress(BlockingIOError):  # other code had replaced the descriptor
-                self._writer_in_child.send(bytes([number]))
-
-    def _watch_in_child(self, reader: socket.socket) -> None:
-        """The thread of a forked helper process, which Slurm signals as well.
-
-        The helper ignores a signal that its parent got as well, since the parent ends the helper
-        later; a SIGTERM for the helper alone (`Process.terminate`) ends it as usual.
-        """
-        while True:
-            text, parts, *_ = reader.recvmsg(1, socket.CMSG_SPACE(_TIMESPEC.size))
-            arrived = time.time()
-            for _, kind, data in parts:  # the thread could have waited for the GIL
-                if kind == _SO_TIMESTAMPNS:
-                    seconds, nanoseconds = _TIMESPEC.unpack(data)
-                    arrived = seconds + nanoseconds / 1e9
-            if signal.getsignal(signal.SIGTERM) != self._in_child:
-                continue  # the child has a handler of its own, such as that of its own Run
-            if text == bytes([signal.SIGTERM]) and not self._is_of_both(arrived):
-                # In Python only the main thread may set the default action.
-                ctypes.CDLL(None).signal(signal.SIGTERM, 0)
-                os.kill(os.getpid(), signal.SIGTERM)
-
-    def _is_of_both(self, arrived: float) -> bool:
-        """Whether a SIGTERM came to the parent, too."""
-        began = time.monotonic()
-        while time.monotonic() - began < 0.25:
-            (heard,) = _TIME.unpack_from(self._heard)
-            if heard != self._ignored and abs(heard - arrived) < _SAME_S:
-                self._ignored = heard
-                return True
-            if self._is_unread(signal.SIGTERM):
-                return True  # the parent's main thread has the GIL, so its other thread must wait
-            time.sleep(0.01)  # the parent gets the signal within microseconds, or not at all
-        return False
-
-    def _is_unread(self, number: int) -> bool:
-        """Whether a signal is in the pipe that the parent reads."""
-        try:
-            return number in self._reader.recv(512, socket.MSG_PEEK)
-        except OSError:
-            return False
-
 
 def _let_go_of_outputs() -> None:
     """Redirect a closed stdout or stderr to /dev/null, since each print would raise an error."""
@@ -539,31 +454,3 @@ def _outputs_gone() -> list[int]:
     for fd in (1, 2):
         poll.register(fd, 0)
     return [fd for fd, events in poll.poll(0) if events & select.POLLERR]
-
-
-def _before_fork() -> None:
-    if _registered:
-        _masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, _ALL))
-
-
-def _after_fork_in_parent() -> None:
-    if _masks:
-        signal.pthread_sigmask(signal.SIG_SETMASK, _masks.pop())
-
-
-def _after_fork_in_child() -> None:
-    if _masks:
-        try:
-            for handler in list(_registered):
-                handler._adopt_child()
-        finally:  # no thread can be started at a limit of processes
-            signal.pthread_sigmask(signal.SIG_SETMASK, _masks.pop())
-
-
-_masks: list[Any] = []
-_ALL = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
-os.register_at_fork(
-    before=_before_fork,
-    after_in_parent=_after_fork_in_parent,
-    after_in_child=_after_fork_in_child,
-)
