@@ -167,6 +167,12 @@ def catches(pid: int, signum: int) -> bool:
     return _is_in("SigCgt", pid, signum)
 
 
+def is_ended_by(pid: int, signum: int) -> bool:
+    """Whether the process neither handles, ignores nor blocks the signal. False if not on Linux."""
+    fields = ("SigCgt", "SigIgn", "SigBlk")
+    return bool(status(pid)) and not any(_is_in(field, pid, signum) for field in fields)
+
+
 def _blocks(pid: int, signum: int) -> bool:
     return _is_in("SigBlk", pid, signum)
 

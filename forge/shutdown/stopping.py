@@ -80,6 +80,10 @@ class _State:
 
 
 _state = _State()
+_SHOWN = 4
+"""Number of child processes that one message names."""
+_told_of: set[int | None] = set()
+"""The pids of children that `warn_of_children` has named."""
 _find_requeuer: list[Callable[[Policy, Path], Requeuer | None]] = []
 
 
@@ -126,6 +130,26 @@ def install(policy: Policy, stacks_dir: Path | None = None) -> ShutdownHandler:
     _state.announcement = Announcement(policy.signal.name, due_s, stacks_dir)
     hold_interrupts(is_held=False)
     return _state.handler
+
+
+def warn_of_children() -> None:
+    """Say once which child processes a SIGTERM to all processes would end, as Slurm sends it."""
+    if _state.handler is None:
+        return
+    import multiprocessing
+
+    children = [one for one in multiprocessing.active_children() if one.pid not in _told_of]
+    found = [one for one in children if processes.is_ended_by(one.pid or 0, signal.SIGTERM)]
+    _told_of.update(one.pid for one in found)
+    if found:
+        names = ", ".join([one.name for one in found][:_SHOWN])
+        more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+        messages.warn(
+            "A SIGTERM to all processes of the job, as Slurm sends it before a preemption, would"
+            f" end these child processes: {names}{more}. A step that waits for them could not end"
+            " then, and nothing would be saved. Start them in a block"
+            " `with forge.block_signals():`."
+        )
 
 
 def is_installed() -> bool:

@@ -387,6 +387,7 @@ class Attempt:
         self.boundary.check_left()
         self._optimizer_steps.begin_loop()
         self._own.begin_loop()
+        stopping.warn_of_children()
         with preflight.exits():
             self._train_state.check_own()
             problems = [] if self.loops.positions else unregistered.problems(self._live.given)

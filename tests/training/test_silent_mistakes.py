@@ -2,6 +2,8 @@
 
 import itertools
 import logging
+import multiprocessing
+import signal
 
 import pytest
 import torch
@@ -341,3 +343,29 @@ def test_batches_that_the_loop_reads_by_itself_are_told_once(job, caplog, loop):
     )
     assert len(texts) == (loop in OWN)
     assert all(f"the loop reads a DataLoader by `{name}`, whose place" in text for text in texts)
+
+
+@pytest.mark.parametrize("start", ["before", "blocked", "within"])
+def test_children_that_a_sigterm_to_all_would_end_are_told_once(job, caplog, start):
+    """A pool whose worker has ended never gives the step its result: it lost what was unsaved."""
+    caplog.set_level(logging.WARNING, "forge")
+    context = multiprocessing.get_context("fork")
+    child = context.Process(target=signal.pause, name="helper")
+    if start == "before":
+        child.start()
+    elif start == "blocked":
+        with forge.block_signals():
+            child.start()
+    try:
+        with job.run(has_optimizers=False) as run:
+            if start == "within":
+                child.start()
+            for _ in range(2):
+                for _ in run.steps(run.step + 2):
+                    pass
+    finally:
+        child.kill()
+        child.join()
+    texts = [r.getMessage() for r in caplog.records if "SIGTERM to all" in r.getMessage()]
+    assert len(texts) == (start == "before")
+    assert all("end these child processes: helper." in text for text in texts)
