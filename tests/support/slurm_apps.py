@@ -55,7 +55,7 @@ TRAIN = """
 
     @hydra.main(version_base=None, config_path=".", config_name="conf")
     def main(cfg):
-        if cfg.kind in cfg.idle:
+        if cfg.kind in cfg.get("idle", []):
             return hold(cfg, None)
         import torch  # neither the launcher nor an idle job needs it: a second of each test
 
@@ -69,7 +69,7 @@ TRAIN = """
         with forge.Run(cfg.resilience, model=model, optimizer=optimizer) as run:
             for step in run.steps(cfg.steps):
                 misbehave(cfg, step)
-                if step in (cfg.hold, cfg.later.get(cfg.kind)):
+                if step in (cfg.hold, cfg.get("later", {}).get(cfg.kind)):
                     hold(cfg, run)
                 loss = model(torch.randn(3, 4)).square().mean()
                 loss.backward()

@@ -41,7 +41,8 @@ def test_the_commands_of_the_page(there):
         words = [{FAILED: "1", "lr=0.1,seed=2": "mode=raises"}.get(word, word) for word in words]
         if words[:2] == ["forge", "resume"] and "--dry-run" not in words:
             words = [word for word in words if "=" not in word or "mode" in word]
-        command = [sys.executable, "-m", *words[: words.index(">") if ">" in words else None]]
+        ends = [words.index(one) for one in ("|", ">") if one in words]
+        command = [sys.executable, "-m", *words[: min(ends, default=None)]]
         done = subprocess.run(command, capture_output=True, text=True, timeout=200)
         fails_again = words[1] == "resume" and "--dry-run" not in words
         assert done.returncode == fails_again, (words, done.stdout + done.stderr)
