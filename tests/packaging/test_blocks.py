@@ -325,9 +325,13 @@ def test_a_fragment_runs_in_a_script(names, fragment):
     FRAGMENTS[fragment](names)
 
 
-NOT_RUN = ("make ", ".venv/bin/pre-commit ", "FORGE_REPOSITORY=", "pip install ")
-"""Commands that take minutes, or write into the clone: test_docs.py checks the targets of make,
-and test_wheel.py installs the wheel."""
+NOT_RUN = (
+    *("make ", ".venv/bin/pre-commit ", "FORGE_REPOSITORY=", "pip install "),
+    *("python huggingface.py", "python lightning_trainer.py"),
+)
+"""Commands that take minutes, or write into the clone, or need a trainer: test_docs.py checks the
+targets of make, test_wheel.py installs the wheel, and tests/integrations runs the pages' scripts.
+"""
 
 
 @pytest.mark.proofs
@@ -337,7 +341,8 @@ and test_wheel.py installs the wheel."""
 def test_every_command_runs_as_it_stands(cluster, monkeypatch, tmp_path):
     """All commands run in one folder, with the examples and the tutorial's scripts (fewer steps).
 
-    A placeholder for an output directory is replaced by the first one that exists.
+    A placeholder for an output directory, or a sweep's directory, is replaced by the first one that
+    exists.
     """
     for name, value in cluster.environment.items():
         monkeypatch.setenv(name, value)
@@ -355,6 +360,8 @@ def test_every_command_runs_as_it_stands(cluster, monkeypatch, tmp_path):
     for line in lines:
         (job, *_) = sorted(tmp_path.glob("outputs/*/*")) or [None]
         command = line.replace("outputs/<date>/<time>", str(job)).replace("<path>", str(job))
+        (sweep, *_) = sorted(tmp_path.glob("multirun/*/*")) or [None]
+        command = command.replace("multirun/2026-11-24/18-14-56", str(sweep))
         process = Process(["sh", "-c", command], tmp_path / "output.txt", tmp_path)
         assert process.wait(600) == (" unsaved.py " in line), (line, process.output)
     cluster.clear()
