@@ -16,7 +16,7 @@ PYTHON ?= python3
 VENV ?= .venv
 # Many tests wait, for processes or for Slurm (two at most, a cluster each): so many keep it busy, at
 # 0.3 GB each.
-JOBS ?= $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN) + 2)
+JOBS ?= $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN) + 4)
 
 IN_VENV := $(VENV)/bin/python
 PYTEST := $(IN_VENV) -m pytest
