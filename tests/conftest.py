@@ -138,7 +138,7 @@ def pytest_collection(session):
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items):
-    """What waits for Slurm, is slow or has one process, sweeps, the rest: the last are short."""
+    """The order: tests on Slurm, slow tests and files that share a fixture, sweeps, short tests."""
 
     waiting = {item.path for item in items if item.get_closest_marker("slurm")}
 

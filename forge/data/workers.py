@@ -4,8 +4,9 @@ A worker killed by a signal would prevent the save ('DataLoader worker exited un
 signals are blocked while workers are started (fork and exec inherit that). Then each worker ignores
 them, except a SIGTERM from its parent, by which a DataLoader ends its workers.
 
-A worker ends when its parent has ended. PyTorch begins to watch the parent after `worker_init_fn`:
-if the parent was killed before, its `ManagerWatchdog` watches another process for ever.
+A worker ends when its parent has ended. PyTorch's `ManagerWatchdog` alone is not enough: it begins
+after `worker_init_fn`, and if the parent was killed before, it watches the process that has adopted
+the worker, so the worker never ends.
 """
 
 from __future__ import annotations

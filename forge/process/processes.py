@@ -140,8 +140,10 @@ def _end_deaf_children() -> None:
     """Kill daemon processes that block SIGTERM: Python would send it at exit, and wait for them."""
     import multiprocessing
 
-    children = multiprocessing.active_children()
-    for child in (one for one in children if one.daemon and _blocks(one.pid or 0, signal.SIGTERM)):
+    for child in multiprocessing.active_children():
+        blocks = _is_in(["SigBlk"], status(child.pid or 0), signal.SIGTERM)
+        if not (child.daemon and blocks):
+            continue
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # DataLoader's would raise an error
         child.kill()
 
@@ -164,21 +166,18 @@ def is_suspended(pid: int) -> bool:
 
 def catches(pid: int, signum: int) -> bool:
     """Whether the process has a handler for the signal. False if not on Linux."""
-    return _is_in("SigCgt", pid, signum)
+    return _is_in(["SigCgt"], status(pid), signum)
 
 
 def is_ended_by(pid: int, signum: int) -> bool:
     """Whether the process neither handles, ignores nor blocks the signal. False if not on Linux."""
-    fields = ("SigCgt", "SigIgn", "SigBlk")
-    return bool(status(pid)) and not any(_is_in(field, pid, signum) for field in fields)
+    found = status(pid)  # read once: the process can end at any moment
+    return bool(found) and not _is_in(["SigCgt", "SigIgn", "SigBlk"], found, signum)
 
 
-def _blocks(pid: int, signum: int) -> bool:
-    return _is_in("SigBlk", pid, signum)
-
-
-def _is_in(field: str, pid: int, signum: int) -> bool:
-    return bool(int(status(pid).get(field, "0"), 16) >> (signum - 1) & 1)
+def _is_in(fields: list[str], found: dict[str, str], signum: int) -> bool:
+    """Whether one of these fields of a process's status has the signal."""
+    return any(int(found.get(field, "0"), 16) >> (signum - 1) & 1 for field in fields)
 
 
 def is_resource_tracker(pid: int) -> bool:

@@ -147,7 +147,7 @@ def warn_of_children() -> None:
         messages.warn(
             "A SIGTERM to all processes of the job, as Slurm sends it before a preemption, would"
             f" end these child processes: {names}{more}. A step that waits for them could not end"
-            " then, and nothing would be saved. Start them in a block"
+            " then, and the stop would save nothing. Start them in a block"
             " `with forge.block_signals():`."
         )
 

@@ -102,7 +102,7 @@ def observe(environment, folder):
 
 @pytest.fixture(scope="module")
 def observed(without_forge, with_wheel, tmp_path_factory):
-    """Of both environments, in a folder of the same name: it is in what they show."""
+    """The outputs with and without forge; both run in one folder, since the outputs name it."""
     folder, found = tmp_path_factory.mktemp("apps") / "folder", []
     for environment in (without_forge, with_wheel):
         folder.mkdir()

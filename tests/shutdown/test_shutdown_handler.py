@@ -180,6 +180,19 @@ def test_an_ignored_hangup_is_heard_where_the_policy_asks_for_more_than_a_stop()
         handler.unregister()
 
 
+def test_a_forked_child_ignores_what_its_parent_ignores():
+    """A program that the child starts under nohup would otherwise be ended by the hangup."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    handler = ShutdownHandler(0)
+    handler.register()
+    try:
+        if (pid := os.fork()) == 0:
+            os._exit(signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN)
+        assert os.waitpid(pid, 0)[1] == 0
+    finally:
+        handler.unregister()
+
+
 def test_a_handler_can_be_registered_again():
     handler = ShutdownHandler(0)
     for _ in range(3):

@@ -320,7 +320,7 @@ def test_an_announced_time_limit(limited, undisturbed):
 
 @pytest.mark.parametrize("limited", ["deaf"], indirect=True)
 def test_the_time_limit_itself(limited, undisturbed):
-    """Without a deadline, the supervisor kills no process: Slurm ends the task and says why."""
+    """The job has no deadline, so Slurm ends the task at the limit, and not the supervisor."""
     assert_same_job(limited, undisturbed)
     assert_only_limits(limited)
     assert any(10 <= start <= HOLD for start in limited.starts[1:])
