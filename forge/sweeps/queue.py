@@ -13,7 +13,7 @@ from forge.slurm import client
 from forge.slurm.client import Queued
 from forge.slurm.submitted import Submitted
 from forge.sweeps.job import SweepJob
-from forge.sweeps.sweep import Sweep
+from forge.sweeps.sweep import Sweep, read_again
 
 _ASK_S = 10.0
 _RUNNING = ("RUNNING", "COMPLETING", "STOPPED", "SUSPENDED", "SIGNALING")
@@ -35,7 +35,10 @@ def asked(sweep: Sweep) -> Sweep:
         if job in left:
             name = client.resubmitted(job.slurm_id, scripts.get(job.number, ""), queue)
             slurm_id = job.slurm_id if queue_has(queue, job.slurm_id) or name is None else name
-            job = _with(replace(job, slurm_id=slurm_id), queue.get(slurm_id))
+            # If Slurm has ended it: it may have recorded its end since its files were read.
+            again = job if queue_has(queue, slurm_id) else read_again(sweep.path, job)
+            recorded = again if again.state.is_final else None
+            job = recorded or _with(replace(job, slurm_id=slurm_id), queue.get(slurm_id))
         jobs.append(job)
     return replace(sweep, jobs=tuple(jobs))
 

@@ -106,6 +106,11 @@ def files_of(directory: Path) -> Files:
 def read_job(place: JobPlace, directory: Path, label: str, locks: HeldLocks) -> SweepJob:
     """The job in a directory, as it is now."""
     files = files_of(directory)
+    now = _state(files, directory, locks)
+    if now is State.lost:  # or it has begun since the locks were read, or has ended since
+        locks = HeldLocks()
+        files = files_of(directory)
+        now = _state(files, directory, locks)
     state, problems = files.state, files.problems
     if not files.ledger.is_whole:
         problems.append(
@@ -121,7 +126,6 @@ def read_job(place: JobPlace, directory: Path, label: str, locks: HeldLocks) -> 
     starts = [one for one in files.history if one["kind"] == "attempt"]
     found = map(attempts.end_of, attempts.by_attempt(files.history))
     ends = Counter(str(one.get("reason", "")) for one in found if one is not None)
-    now = _state(files, directory, locks)
     reason, because, code = _why(files, now)
     progress = files.progress
     rate, left_s = _speed(files, now)

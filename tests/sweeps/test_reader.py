@@ -14,7 +14,8 @@ import forge
 from forge.errors import NoSweep
 from forge.jobdir import ledger, spawned
 from forge.jobdir.job_state import State
-from forge.sweeps import find, status, words
+from forge.sweeps import find, reader, status, words
+from forge.sweeps.liveness import HeldLocks
 
 
 def everything_in(folder):
@@ -86,6 +87,7 @@ def test_looking_changes_nothing(swept, capfd, monkeypatch):
 
 def test_a_running_job_shows_its_rate_and_a_killed_sweep_its_lost_jobs(app):
     """After the machine went down no process is left that could record an end."""
+    locks = HeldLocks()  # of before the job began
     app.hold(0, 30)
     auto = "resilience.checkpoint.every_s=auto"
     sweep = app.start("lr=0.1,0.2", "hydra.launcher.n_jobs=1", auto)
@@ -100,13 +102,15 @@ def test_a_running_job_shows_its_rate_and_a_killed_sweep_its_lost_jobs(app):
     assert f"saves every {words.ago(first.save_every_s)}" in " ".join(status.notes(first, 0))
     assert f"saves {first.saves}" in status.notes(first, 0, is_single=True)
     assert second.state is State.queued
+    read = reader.read_job(reader.JobPlace(0, "0", ()), first.directory, "", locks)
+    assert read.state is State.running
     assert forge.sweep(app.sweep_dir).launcher == sweep.popen.pid
     sweep.signal(signal.SIGSTOP)  # it must not start another wrapper
     for pid in [app.job(0).wrapper, *app.job(0).marked]:
         os.kill(pid, signal.SIGKILL)
     sweep.signal(signal.SIGKILL)
     sweep.wait()
-    until(lambda: not app.job(0).marked, "the end of the job")
+    until(app.job(0).is_free, "the end of the job")
     read = forge.sweep(app.sweep_dir)
     assert [job.state for job in read.jobs] == [State.lost, State.queued]
     assert read.launcher is None
