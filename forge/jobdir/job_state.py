@@ -168,6 +168,12 @@ def read(job_dir: Path) -> JobState | None:
     return None if content is None else decoded(content)
 
 
+def is_finished(job_dir: Path) -> bool:
+    """Whether the job in a directory is finished. Raises Untrusted, as `read` does."""
+    state = read(job_dir)
+    return state is not None and state.state is State.finished
+
+
 def decoded(content: dict[str, Any]) -> JobState | None:
     """The state in the JSON object of a file, of this version or another; None if it is none."""
     try:

@@ -20,7 +20,7 @@ from forge.filesystem.foreign import is_ours
 from forge.hydra_app import frozen, hints
 from forge.hydra_app.job_policy import check_init, policy_of
 from forge.jobdir import code as job_code
-from forge.jobdir import flat_config
+from forge.jobdir import flat_config, job_state
 from forge.jobdir.job_files import STATE, forge_dir
 from forge.jobdir.plan import read_earlier
 from forge.launch import exec, payload, planning
@@ -111,7 +111,7 @@ def compose(
 def _is_done(sweep: SweepDir, place: JobPlace, overrides: list[str], program: str) -> bool:
     """Whether this job was finished under a policy: it never runs again."""
     directory = sweep.path / place.subdir
-    if not planning.is_finished(directory) or not _is_inside(sweep, place):
+    if not job_state.is_finished(directory) or not _is_inside(sweep, place):
         return False
     before = read_earlier(directory)
     is_same = before.program == program and sorted(before.overrides or ()) == sorted(overrides)
@@ -282,7 +282,7 @@ def _settle(job: ComposedJob, sweep_path: Path, *, may_refer: bool) -> None:
             if not frozen.wants_change(cfg):
                 frozen.restore(cfg, job.directory)
             may_refer = True
-        elif not planning.is_finished(job.directory):
+        elif not job_state.is_finished(job.directory):
             frozen.forget(job.directory)  # nothing was trained yet: use the new config
             job_code.forget(job.directory)
     if may_refer:

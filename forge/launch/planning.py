@@ -24,9 +24,8 @@ from forge.config.schema import (
     SignalTo,
     ZeroAfterSignal,
 )
-from forge.jobdir import job_state, ledger
+from forge.jobdir import ledger
 from forge.jobdir.job_files import job_ledger
-from forge.jobdir.job_state import State
 from forge.jobdir.plan import ExecPlan, JobPlan, RequeueLimits, read_earlier
 from forge.launch.exec import ComposedCommand
 from forge.sweeps.reader import JobPlace
@@ -177,12 +176,6 @@ def _inode_of(directory: Path) -> list[int]:
     except FileNotFoundError:
         return []
     return [status.st_dev, status.st_ino]
-
-
-def is_finished(directory: Path) -> bool:
-    """Whether the job is finished."""
-    state = job_state.read(directory)
-    return state is not None and state.state is State.finished
 
 
 def has_begun(directory: Path) -> bool:

@@ -135,6 +135,8 @@ class SlurmApp(App):
         self.cluster = cluster
         self.gates = folder / "places"  # there is no config group of that name
         self.gates.mkdir()
+        self.tools: Path | None = None
+        """A folder with commands that stand in front of Slurm's."""
 
     def command(self, *overrides: str) -> list[str]:
         common = super().command(f"gates='{_quoted(self.gates)}'")
@@ -145,7 +147,8 @@ class SlurmApp(App):
     def environment(self) -> dict[str, str]:
         """The launcher's environment, without variables of a job in which the tests run."""
         outer = {name: "" for name in os.environ if name.startswith(("SLURM", "SBATCH"))}
-        return outer | self.cluster.environment
+        found = outer | self.cluster.environment
+        return found if self.tools is None else found | {"PATH": f"{self.tools}:{found['PATH']}"}
 
     def start(self, *overrides: str, **env: str) -> Process:
         return super().start(*overrides, **self.environment, **env)

@@ -15,6 +15,8 @@ from forge.jobdir import jsonl
 from forge.jobdir.cancel_request import CancelRequest
 from forge.jobdir.job_files import job_ledger
 from forge.jobdir.job_state import State
+from forge.launch import record
+from forge.launch.again import local
 
 
 def states(app):
@@ -32,7 +34,7 @@ def undisturbed(shared_folder):
     return [SweptJob(sweep / str(number)) for number in range(2)]
 
 
-def test_a_cancelled_job_saves_and_starts_again_only_if_it_is_named(app, undisturbed):
+def test_a_cancelled_job_saves_and_starts_again_only_if_it_is_named(app, undisturbed, capfd):
     """A person ends one job of many, looks, and continues it the next day: the same bits."""
     app.hold(0, 12)
     sweep = app.start("lr=0.1,0.2", "hydra.launcher.n_jobs=1")
@@ -54,6 +56,10 @@ def test_a_cancelled_job_saves_and_starts_again_only_if_it_is_named(app, undistu
     assert states(app) == [State.finished, State.finished]
     assert_same_job(app.job(0), undisturbed[0])
     assert_same_job(app.job(1), undisturbed[1])
+
+    # Two at once: the second has read the jobs before the first has run them.
+    assert local.run(app.sweep_dir, [first, second], record.read(app.sweep_dir), {}) == 0
+    assert capfd.readouterr().err.count("has finished: nothing to do") == 2
     kinds = [one["kind"] for one in jsonl.events(job_ledger(app.job(0).directory))]
     assert kinds[:1] + [one for one in kinds if one in ("cancel", "resumed")] == [
         *("attempt", "cancel", "resumed")
@@ -107,7 +113,7 @@ def test_a_sweep_without_a_launcher_is_resumed_with_its_old_config_where_it_is_n
         os.kill(pid, signal.SIGKILL)
     sweep.signal(signal.SIGKILL)
     sweep.wait()
-    until(lambda: not app.job(0).marked, "the end of the job")
+    until(app.job(0).is_free, "the end of the job")
     assert states(app) == [State.lost, State.queued]
     conf = app.folder / "conf.yaml"
     conf.write_text(conf.read_text().replace("seed: 3", "seed: 4"))

@@ -7,7 +7,7 @@ nothing is composed, and a config that was edited since has no effect.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 
 from forge import messages
 from forge.errors import ConfigError, Reason
-from forge.jobdir import code
+from forge.jobdir import code, job_state
 from forge.jobdir.job_state import State
 from forge.jobdir.plan import JobPlan
 from forge.slurm import client
@@ -64,6 +64,15 @@ def jobs_to_start(
         else:
             chosen.append(job)
     return chosen, left
+
+
+def not_finished(jobs: Iterable[SweepJob]) -> Iterator[SweepJob]:
+    """The jobs without those that have finished since they were chosen, which it names."""
+    for job in jobs:
+        if job_state.is_finished(job.directory):
+            messages.say(f"job {job.number} has finished: nothing to do")
+        else:
+            yield job
 
 
 def options_of(launcher: str) -> set[str]:

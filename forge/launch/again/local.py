@@ -41,6 +41,7 @@ def run(
     options = resources.options(launched.options | changes)
     slots = resources.slots(options)
     with closing(SweepDir(path, set())):
+        jobs = list(choose.not_finished(jobs))
         launched = replace(launched, options=launched.options | changes)
         plans = [(job, _plan(job, path, launched, options, changes)) for job in jobs]
         choose.warn_of_changed_code(plans)

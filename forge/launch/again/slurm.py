@@ -46,7 +46,7 @@ def run(
     launched = replace(launched, options=launched.options | changes, own=own)
     with closing(SweepDir(path, set())):
         submitted = Submitted(path)
-        jobs = list(_not_in_queue(jobs, submitted))
+        jobs = list(choose.not_finished(_not_in_queue(jobs, submitted)))
         cluster = Cluster.ask()
         made = [
             (job, *_plan(job, path, launched, options, submitted, cluster, changes)) for job in jobs

@@ -17,7 +17,7 @@ from forge.errors import Exit, ExitCode, Reason
 from forge.filesystem.files import make_trusted_directory
 from forge.hydra_app import frozen
 from forge.job.job import Trainings
-from forge.jobdir import cancel_request, job_dir
+from forge.jobdir import cancel_request, job_dir, job_state
 from forge.jobdir import code as job_code
 from forge.jobdir.job_files import STATE, TASK, forge_dir, write_atomically
 from forge.jobdir.plan import RequeueLimits
@@ -105,7 +105,7 @@ def _freeze(
     outer = HydraConfig.instance().cfg
     code = job_code.fingerprint()
     for job in jobs:
-        if planning.is_finished(job.directory):
+        if job_state.is_finished(job.directory):
             if not is_stale(job, code):
                 continue
             start_over(job)

@@ -40,6 +40,7 @@ from forge.launch.slurm.slurm_options import SlurmOptions
 from forge.launch.slurm.slurm_wait import QueueWatcher, SubmittedJob, numbers
 from forge.launch.sweep import SweepDir
 from forge.slurm import client, step
+from forge.slurm.client import Queued
 from forge.slurm.submitted import Submitted, bundle_paths, submissions, write_bundle
 
 log = logging.getLogger(__name__)
@@ -155,26 +156,17 @@ def _check_sweeper(options: SlurmOptions, sweep_config: DictConfig) -> None:
 
 def _find(jobs: list[_Job], submitted: Submitted, directory: Path) -> None:
     """Find the jobs of an earlier start of this sweep that are finished, or still in the queue."""
+    # Before the states, so that a job which ends meanwhile is found finished, not submitted again.
+    queue = {} if submitted.is_empty else _queue()
+    submitted.find_lost(queue)
     code = job_code.fingerprint()
     for job in jobs:
-        if planning.is_finished(job.composed.directory):
+        state = job_state.read(job.composed.directory)
+        if state is not None and state.state is State.finished:
             job.is_stale = is_stale(job.composed, code)
             job.is_finished = not job.is_stale
-    if submitted.is_empty:
-        return
-    try:
-        queue = client.queue()
-    except SlurmRefused as error:
-        problem = (
-            f"this sweep has jobs on the cluster, and the cluster does not report their state:"
-            f" {error}. Run the sweep's command again when the cluster answers."
-        )
-        raise ConfigError([problem], "The sweep") from error
-    submitted.find_lost(queue)
-    for job in jobs:
         number = job.composed.place.number
         slurm_id = submitted.ids.get(number, "")
-        state = job_state.read(job.composed.directory)
         if slurm_id in (known_as := numbers(state)):
             slurm_id = known_as[0]
         known, script = queue.get(slurm_id), submitted.scripts.get(number, "")
@@ -195,6 +187,17 @@ def _find(jobs: list[_Job], submitted: Submitted, directory: Path) -> None:
                 f" with; the config has changed since. To run the job with the new config, `scancel"
                 f" {slurm_id}` and run the sweep's command again."
             )
+
+
+def _queue() -> dict[str, Queued]:
+    try:
+        return client.queue()
+    except SlurmRefused as error:
+        problem = (
+            f"this sweep has jobs on the cluster, and the cluster does not report their state:"
+            f" {error}. Run the sweep's command again when the cluster answers."
+        )
+        raise ConfigError([problem], "The sweep") from error
 
 
 def _calls(

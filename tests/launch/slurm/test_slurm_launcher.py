@@ -1,6 +1,8 @@
 """The Slurm launcher in the submitting process: its errors, its waits, and the results."""
 
 import contextlib
+import json
+import shlex
 import signal
 from pathlib import Path
 
@@ -10,7 +12,7 @@ from harness import PATIENCE_S
 from slurm_apps import BARE_CONF, SlurmApp
 from sweeps import command_in
 
-from forge.jobdir.job_files import PLAN, REPORT, forge_dir, read_json
+from forge.jobdir.job_files import PLAN, REPORT, STATE, forge_dir, read_json
 from forge.jobdir.ledger import read as read_ledger
 from forge.process import processes
 
@@ -28,7 +30,7 @@ WAITS = """
         out = Path(HydraConfig.get().runtime.output_dir)
         (out / "began").touch()
         (gates / f"{cfg.kind} began").touch()
-        while not (gates / "go").exists():
+        while not any((gates / name).exists() for name in ("go", f"{cfg.kind} goes")):
             time.sleep(0.05)
         return cfg.kind
 
@@ -61,6 +63,27 @@ def queued(cluster):
     return cluster.run("squeue", "--noheader", "--array", "--format=%i").split()
 
 
+def end_at_question(app, kind, is_known):
+    """Let this job finish as squeue is called, which knows of the end or has answered before."""
+    app.tools = app.folder / f"tools {kind}"
+    app.tools.mkdir()
+    job = app.jobs()[kind]
+    state, gate = forge_dir(job.directory) / STATE, app.gates / f"{kind} goes"
+    squeue = f"PATH={app.cluster.environment['PATH']} squeue"
+    ends = f"""
+        touch {shlex.quote(str(gate))}
+        until grep -q '"finished"' {shlex.quote(str(state))}; do sleep 0.05; done
+        while {squeue} --noheader --array --format=%i | grep -q '{job.state["job"]}'; do
+            sleep 0.05
+        done
+    """
+    asks = f'answer=$({squeue} "$@") || exit\n'
+    script = [ends, asks] if is_known else [asks, ends]
+    command = app.tools / "squeue"
+    command.write_text("".join(["#!/bin/sh\n", *script, 'echo "$answer"\n']))
+    command.chmod(0o755)
+
+
 def test_a_launcher_is_not_needed_and_its_next_start_finds_the_jobs(app):
     """The jobs continue without their launcher, and its next start submits no job twice."""
     overrides = ["kind=a,b", "hydra.launcher.timeout_min=5"]
@@ -89,11 +112,15 @@ def test_a_launcher_is_not_needed_and_its_next_start_finds_the_jobs(app):
     assert command_in(third.stdout)[:2] == ["cd", str(app.folder)]
     assert queued(app.cluster) == jobs
 
-    (app.gates / "go").touch()
+    end_at_question(app, "a", is_known=True)
+    found = json.loads(app.forge("status", str(app.sweep_dir), "--json"))["jobs"]
+    assert [job["state"] for job in found] == ["finished", "starting"]
+    end_at_question(app, "b", is_known=False)
     collected = app.go_on_here(third.stdout)
     assert collected.returncode == 0, collected.stdout
     assert "2 of 2 finished" in collected.stdout
-    assert all(job.attempts == 0 and len(job.told) == 3 for job in app.jobs().values())
+    for job in app.jobs().values():
+        assert [one["kind"] for one in job.told] == ["attempt", "end", "finished"]
     again = app.run(*overrides)
     assert "2 were finished before" in again.stdout
 
