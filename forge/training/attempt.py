@@ -174,7 +174,7 @@ class Attempt:
                     agreement.check(exchange, self._policy, self._name, self._config)
                 self._directory = self._open(exchange, job, checkpoint_dir)
         except BaseException:
-            self._group.close(0)
+            self._group.close(_LEAVE_S)  # what is wrong here, every rank finds
             raise
         self._exchange = exchange
         context = attempt.here(

@@ -6,6 +6,7 @@
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import forge
+from forge.group.ranks import StoreCoordinator
 
 torch.set_num_threads(1)
 directory = Path(sys.argv[1])
@@ -29,6 +31,9 @@ torch.__version__ = mine.get("torch", torch.__version__)
 if "script" in mine:
     (directory / "script.py").write_text(mine["script"])
     sys.modules["__main__"].__file__ = str(directory / "script.py")
+if "slow_s" in mine:  # the system lets this rank wait, before it notices that the ranks differ
+    forget = StoreCoordinator.forget
+    StoreCoordinator.forget = lambda *key: (time.sleep(mine["slow_s"]), forget(*key))
 torch.manual_seed(1)
 model = DistributedDataParallel(torch.nn.Linear(2, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -18,7 +18,7 @@ def started(folder, *of_ranks):
 @pytest.mark.parametrize(
     ("of_ranks", "text"),
     [
-        (({}, NAN), "`nan.action` is warn on rank 1, but skip on rank 0"),
+        (({}, {**NAN, "slow_s": 4}), "`nan.action` is warn on rank 1, but skip on rank 0"),
         (
             ({"every_steps": 5}, {}),
             "`checkpoint.every_steps` is null on rank 1, but 5 on rank 0",
