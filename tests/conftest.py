@@ -22,6 +22,7 @@ import warm
 from started import ended_here
 from warm import IS_QUICK, QUICK
 
+from forge import messages
 from forge.jobdir import code
 from forge.shutdown import stopping
 
@@ -37,6 +38,7 @@ os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.enviro
 # Each Run that has a directory reads the code of its job: not that of hundreds of test modules.
 INSTALLED = (*code.installed(), os.path.join(os.path.dirname(__file__), ""))
 code.installed = lambda: INSTALLED
+messages.PATIENCE_S = 60.0  # on a busy machine a test reads a log before the message is in it
 MEMORY = "/dev/shm"
 ROOM_GIB = 4
 """Free memory for the files of all tests; those of a test that has passed are removed at once."""
