@@ -150,6 +150,8 @@ class Wrapper:
         return code
 
     def _end(self, ending: Ending, because: str) -> int:
+        if self._cancelled is not None and ending.state is State.stopped:
+            because = f"cancelled by {self._cancelled.by}"
         if not ending.is_finished:
             self._job.say(f"{ending.state.value}: {because}")
         return self._job.end(ending, because, is_requeued=self._backend.is_requeued)

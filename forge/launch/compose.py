@@ -21,7 +21,7 @@ from forge.hydra_app import frozen, hints
 from forge.hydra_app.job_policy import check_init, policy_of
 from forge.jobdir import code as job_code
 from forge.jobdir import flat_config, job_state
-from forge.jobdir.job_files import STATE, forge_dir
+from forge.jobdir.job_files import STATE, forge_dir, is_busy
 from forge.jobdir.plan import read_earlier
 from forge.launch import exec, payload, planning
 from forge.launch.hydra_launcher import Request
@@ -278,13 +278,12 @@ def _settle(job: ComposedJob, sweep_path: Path, *, may_refer: bool) -> None:
         hydra.sweep.subdir = job.place.subdir
         hydra.runtime.output_dir = str(job.directory)
     if frozen.is_frozen(job.directory):
-        if planning.has_begun(job.directory):
+        if planning.has_begun(job.directory) or is_busy(job.directory):
             if not frozen.wants_change(cfg):
                 frozen.restore(cfg, job.directory)
             may_refer = True
-        elif not job_state.is_finished(job.directory):
-            frozen.forget(job.directory)  # nothing was trained yet: use the new config
-            job_code.forget(job.directory)
+        else:
+            job.has_new_config = not job_state.is_finished(job.directory)
     if may_refer:
         with read_write(cfg):
             frozen.resolve_now(cfg, job.directory)
@@ -309,6 +308,13 @@ def is_stale(job: ComposedJob, code: dict[str, str]) -> bool:
         )
         return False
     return True
+
+
+def use_new_config(job: ComposedJob) -> None:
+    """Prepare a job that has trained nothing to start with its config and the code of now."""
+    if job.has_new_config:
+        frozen.forget(job.directory)
+        job_code.forget(job.directory)
 
 
 def start_over(job: ComposedJob) -> None:

@@ -56,6 +56,8 @@ class ComposedJob:
     """The command that the job runs instead of a main function."""
     is_done: bool = False
     """Whether it was finished under a policy, and never runs again: its config is empty."""
+    has_new_config: bool = False
+    """Whether a config is stored that no training has used, so that this one replaces it."""
 
     @classmethod
     def done(cls, place: JobPlace, directory: Path, label: str, program: str) -> ComposedJob:

@@ -122,6 +122,9 @@ BARE_CONF = """
 class SlurmApp(App):
     """The user's folder, and the sweeps started in it on a cluster."""
 
+    tools: Path | None = None
+    """A folder with commands that stand in front of Slurm's."""
+
     def __init__(
         self,
         cluster: Cluster,
@@ -135,8 +138,6 @@ class SlurmApp(App):
         self.cluster = cluster
         self.gates = folder / "places"  # there is no config group of that name
         self.gates.mkdir()
-        self.tools: Path | None = None
-        """A folder with commands that stand in front of Slurm's."""
 
     def command(self, *overrides: str) -> list[str]:
         common = super().command(f"gates='{_quoted(self.gates)}'")

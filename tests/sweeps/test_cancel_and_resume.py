@@ -16,7 +16,11 @@ from forge.jobdir.cancel_request import CancelRequest
 from forge.jobdir.job_files import job_ledger
 from forge.jobdir.job_state import State
 from forge.launch import record
-from forge.launch.again import local
+from forge.launch.again import local, slurm
+from forge.launch.record import LaunchRecord
+from forge.slurm import client
+from forge.slurm.submitted import Submitted, submissions
+from forge.sweeps.job import SweepJob
 
 
 def states(app):
@@ -131,6 +135,22 @@ def test_a_sweep_without_a_launcher_is_resumed_with_its_old_config_where_it_is_n
     assert_same_job(app.job(0), undisturbed[0])
     assert_same_job(app.job(1), undisturbed[1])
     assert not (app.folder / "sweep").exists()
+
+
+def test_two_that_resume_a_sweep_at_once_submit_its_job_once(tmp_path, monkeypatch, capfd):
+    """The second has read the job before the first has submitted it under another id."""
+    failed = SweepJob(3, tmp_path / "3", (), State.failed, slurm_id="100_3")
+    submissions(tmp_path).mkdir(parents=True)
+    submitted = Submitted(tmp_path)
+    for script, slurm_id, numbers in (("1.sh", "100", [0, 1, 2, 3]), ("2.sh", "101", [3])):
+        submitted.note_request(tmp_path / script, numbers, [""] * len(numbers))
+        submitted.note_answer(tmp_path / script, slurm_id)
+    ended = client.Queued("FAILED", "NonZeroExitCode", str(tmp_path / "1.sh"))
+    alive = client.Queued("PENDING", "Priority", str(tmp_path / "2.sh"))
+    monkeypatch.setattr(client, "queue", lambda: {"100_3": ended, "101": alive})
+    assert slurm.run(tmp_path, [failed], LaunchRecord(launcher="slurm", options={}), {}) == 0
+    assert "job 3 is in the queue as 101: nothing to do" in capfd.readouterr().err
+    assert Submitted(tmp_path).ids[3] == "101"
 
 
 def test_only_failed_jobs_start_with_failed(app):

@@ -42,12 +42,13 @@ def run(
     slots = resources.slots(options)
     with closing(SweepDir(path, set())):
         jobs = list(choose.not_finished(jobs))
+        for job in jobs:  # a request that comes from now on counts
+            cancel_request.clear(job.directory)
         launched = replace(launched, options=launched.options | changes)
         plans = [(job, _plan(job, path, launched, options, changes)) for job in jobs]
         choose.warn_of_changed_code(plans)
         launched.write(path)
         for job, made in plans:
-            cancel_request.clear(job.directory)
             (forge_dir(job.directory) / STATE).unlink(missing_ok=True)
             made.write(job.directory)
             jsonl.append(job_ledger(job.directory), "resumed", changes=changes)

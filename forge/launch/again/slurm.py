@@ -10,7 +10,7 @@ from typing import Any
 
 from forge import messages
 from forge.errors import ConfigError, SlurmRefused
-from forge.jobdir import cancel_request, jsonl, plan
+from forge.jobdir import cancel_request, job_state, jsonl, plan
 from forge.jobdir.job_files import PLAN, STATE, forge_dir, job_ledger
 from forge.jobdir.plan import JobPlan
 from forge.launch import snapshot
@@ -21,6 +21,7 @@ from forge.launch.slurm.cluster import Cluster
 from forge.launch.slurm.launcher import step_plan
 from forge.launch.slurm.sbatch import OptionGroup, batches, job_name, log_folder
 from forge.launch.slurm.slurm_options import SlurmOptions
+from forge.launch.slurm.slurm_wait import newest
 from forge.launch.sweep import SweepDir
 from forge.slurm import client
 from forge.slurm.submitted import Submitted, bundle_paths, submissions, unpack, write_unpacked
@@ -47,6 +48,8 @@ def run(
     with closing(SweepDir(path, set())):
         submitted = Submitted(path)
         jobs = list(choose.not_finished(_not_in_queue(jobs, submitted)))
+        for job in jobs:  # a request that comes from now on counts
+            cancel_request.clear(job.directory)
         cluster = Cluster.ask()
         made = [
             (job, *_plan(job, path, launched, options, submitted, cluster, changes)) for job in jobs
@@ -61,7 +64,6 @@ def run(
             for job, one, _ in members:
                 replace(one, launch=call.bundle.name).write(job.directory)
                 (forge_dir(job.directory) / STATE).unlink(missing_ok=True)
-                cancel_request.clear(job.directory)
                 jsonl.append(job_ledger(job.directory), "resumed", changes=changes)
             write_unpacked(call.bundle, [job.directory for job, _, _ in members])
             numbers = [job.number for job, _, _ in members]
@@ -96,7 +98,9 @@ def _not_in_queue(jobs: Sequence[SweepJob], submitted: Submitted) -> Iterator[Sw
         raise ConfigError([problem], "The sweep") from error
     submitted.find_lost(queue)
     for job in jobs:
-        slurm_id = job.slurm_id or submitted.ids.get(job.number, "")
+        # Another `forge resume` has perhaps submitted it, since the job was read.
+        state = job_state.read(job.directory)
+        slurm_id = newest(submitted.ids.get(job.number) or job.slurm_id, state)
         script = submitted.scripts.get(job.number, "")
         again = client.resubmitted(slurm_id, script, queue) or slurm_id
         known = queue.get(again)

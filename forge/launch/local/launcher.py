@@ -23,7 +23,7 @@ from forge.jobdir.job_files import STATE, TASK, forge_dir, write_atomically
 from forge.jobdir.plan import RequeueLimits
 from forge.launch import opening, payload, planning, snapshot
 from forge.launch.alike import Alike
-from forge.launch.compose import compose, is_stale, start_over
+from forge.launch.compose import compose, is_stale, start_over, use_new_config
 from forge.launch.hydra_launcher import Request
 from forge.launch.local import resources
 from forge.launch.local.queue import LIMIT, Queue, QueuedJob
@@ -51,6 +51,8 @@ def launch(request: Request) -> list[JobReturn]:
         sweep = opening.sweep_dir(directory, request)
         try:
             jobs = compose(sweep, request)
+            for job in jobs:  # one that comes from now on counts
+                cancel_request.clear(job.directory)
             sweep.add([job.place for job in jobs])
             copy = snapshot.make(directory) if options.snapshot else None
             _freeze(jobs, payload.Shared(request.function, request.context, copy), options)
@@ -109,12 +111,12 @@ def _freeze(
             if not is_stale(job, code):
                 continue
             start_over(job)
+        use_new_config(job)
         config: Any = job.config
         HydraConfig.instance().cfg = config  # set_config would copy all of it
         try:
             make_trusted_directory(forge_dir(job.directory))
             (forge_dir(job.directory) / STATE).unlink(missing_ok=True)
-            cancel_request.clear(job.directory)
             if job.is_active and job.command is None:  # a command is kept in the job's plan
                 frozen.freeze(job.config, job.directory, job.written)
             job_code.changed(job.directory, code)  # the first start records it

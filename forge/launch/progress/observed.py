@@ -60,10 +60,11 @@ class ObservedJob(ABC):
         """The state that the job's wrapper has written; None if there is none."""
         return job_state.read(self.directory)
 
-    def forget(self) -> None:
-        """Ignore the current state file, as that of an earlier start."""
+    def forget(self, ended: JobState) -> None:
+        """Ignore this state, which an earlier start has left."""
         stat = (forge_dir(self.directory) / STATE).stat()
-        self._stamp = (stat.st_mtime_ns, stat.st_ino)
+        if self.read_state() == ended:  # else this start has replaced it
+            self._stamp = (stat.st_mtime_ns, stat.st_ino)
 
     def poll(self) -> None:
         """Read the wrapper's state file, if it changed."""

@@ -22,11 +22,11 @@ from forge import messages
 from forge.errors import ConfigError, Exit, ExitCode, SlurmRefused
 from forge.jobdir import cancel_request, job_dir, job_state
 from forge.jobdir import code as job_code
-from forge.jobdir.job_state import State
+from forge.jobdir.job_state import JobState, State
 from forge.jobdir.plan import JobPlan, SlurmPlan
 from forge.launch import opening, payload, planning, snapshot
 from forge.launch.alike import Alike
-from forge.launch.compose import compose, is_stale, start_over
+from forge.launch.compose import compose, is_stale, start_over, use_new_config
 from forge.launch.hydra_launcher import Request
 from forge.launch.planning import ROOT, ComposedJob
 from forge.launch.progress import display
@@ -37,7 +37,7 @@ from forge.launch.slurm import sbatch, slurm_options
 from forge.launch.slurm.cluster import Cluster
 from forge.launch.slurm.sbatch import Batch, OptionGroup, batches, job_name, log_folder
 from forge.launch.slurm.slurm_options import SlurmOptions
-from forge.launch.slurm.slurm_wait import QueueWatcher, SubmittedJob, numbers
+from forge.launch.slurm.slurm_wait import QueueWatcher, SubmittedJob, newest
 from forge.launch.sweep import SweepDir
 from forge.slurm import client, step
 from forge.slurm.client import Queued
@@ -55,8 +55,8 @@ class _Job:
     options: SlurmOptions
     slurm_id: str | None = None
     is_finished: bool = False
-    has_ended: bool = False
-    """The job ended, and a person requeued it by hand."""
+    ended: JobState | None = None
+    """Its end, after which a person has requeued the job by hand."""
     is_stale: bool = False
     """The job was finished, and runs again."""
 
@@ -85,6 +85,11 @@ def launch(request: Request) -> list[JobReturn]:
                 raise Exit(0, "nothing was submitted: hydra.launcher.dry_run=true")
             if calls and not client.can_submit():
                 raise ConfigError([client.NO_COMMANDS], "The submission")
+            for job in new:  # a request to cancel it that comes from now on counts
+                cancel_request.clear(job.composed.directory)
+                use_new_config(job.composed)
+                if job.is_stale:
+                    start_over(job.composed)
             sweep.add([job.place for job in composed])
             policies = ((str(one.place.number), one.policy) for one in composed)
             own = {number: dict(one.slurm) for number, one in policies if one and one.slurm}
@@ -166,9 +171,7 @@ def _find(jobs: list[_Job], submitted: Submitted, directory: Path) -> None:
             job.is_stale = is_stale(job.composed, code)
             job.is_finished = not job.is_stale
         number = job.composed.place.number
-        slurm_id = submitted.ids.get(number, "")
-        if slurm_id in (known_as := numbers(state)):
-            slurm_id = known_as[0]
+        slurm_id = newest(submitted.ids.get(number, ""), state)
         known, script = queue.get(slurm_id), submitted.scripts.get(number, "")
         if known is None or not known.is_alive:  # a killed wrapper could not record this
             slurm_id = client.resubmitted(slurm_id, script, queue) or ""
@@ -180,7 +183,7 @@ def _find(jobs: list[_Job], submitted: Submitted, directory: Path) -> None:
         has_ended = state is not None and state.job == slurm_id and state.state.is_final
         if has_ended and known.state in ("RUNNING", "COMPLETING"):
             continue  # it is ending, and has to run again
-        job.slurm_id, job.has_ended = slurm_id, has_ended
+        job.slurm_id, job.ended = slurm_id, state if has_ended else None
         if submitted.has_changed(number, job.composed.composed):
             messages.warn(
                 f"Job {number} is in the queue, and will run with the config that it was submitted"
@@ -236,10 +239,6 @@ def _submit(
         members = [jobs[number] for number in call.members]
         packed = [_pack(job, shared, cluster) for job in members]
         write_bundle(call.bundle, shared.common, packed, code)
-        for job in members:
-            cancel_request.clear(job.composed.directory)
-            if job.is_stale:
-                start_over(job.composed)
         numbers = [job.composed.place.number for job in members]
         try:
             call.submit(submitted, numbers, [job.composed.composed for job in members])
@@ -340,8 +339,8 @@ def _observed(job: _Job, logs: Path | None) -> SubmittedJob:
     found.logs = logs
     if job.is_finished:
         found.state, found.because = State.finished, "finished before"
-    if job.has_ended:
-        found.forget()  # its recorded end is that of an earlier start
+    if job.ended is not None:
+        found.forget(job.ended)
     return found
 
 

@@ -113,6 +113,12 @@ def numbers(state: JobState | None) -> list[str]:
     return [number for number in found if number]
 
 
+def newest(slurm_id: str, state: JobState | None) -> str:
+    """The id of a job that was submitted under this one, which its wrapper has perhaps replaced."""
+    known_as = numbers(state)
+    return known_as[0] if slurm_id in known_as else slurm_id
+
+
 class QueueWatcher:
     """Waits until every job has ended; a signal ends the waiting, not the jobs."""
 

@@ -4,6 +4,7 @@ import contextlib
 import json
 import shlex
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from harness import PATIENCE_S
 from slurm_apps import BARE_CONF, SlurmApp
 from sweeps import command_in
 
+from forge.hydra_app import frozen
 from forge.jobdir.job_files import PLAN, REPORT, STATE, forge_dir, read_json
 from forge.jobdir.ledger import read as read_ledger
 from forge.process import processes
@@ -63,25 +65,30 @@ def queued(cluster):
     return cluster.run("squeue", "--noheader", "--array", "--format=%i").split()
 
 
+def put_before(app, name, script):
+    """Let a script run in place of one of Slurm's commands, which is `$real` in it."""
+    app.tools = app.folder / "tools"
+    app.tools.mkdir(exist_ok=True)
+    command = app.tools / name
+    path = app.cluster.environment["PATH"]
+    command.write_text(f"#!/bin/sh\nreal='env PATH={path} {name}'\n{script}")
+    command.chmod(0o755)
+
+
 def end_at_question(app, kind, is_known):
     """Let this job finish as squeue is called, which knows of the end or has answered before."""
-    app.tools = app.folder / f"tools {kind}"
-    app.tools.mkdir()
     job = app.jobs()[kind]
     state, gate = forge_dir(job.directory) / STATE, app.gates / f"{kind} goes"
-    squeue = f"PATH={app.cluster.environment['PATH']} squeue"
     ends = f"""
         touch {shlex.quote(str(gate))}
         until grep -q '"finished"' {shlex.quote(str(state))}; do sleep 0.05; done
-        while {squeue} --noheader --array --format=%i | grep -q '{job.state["job"]}'; do
+        while $real --noheader --array --format=%i | grep -q '{job.state["job"]}'; do
             sleep 0.05
         done
     """
-    asks = f'answer=$({squeue} "$@") || exit\n'
-    script = [ends, asks] if is_known else [asks, ends]
-    command = app.tools / "squeue"
-    command.write_text("".join(["#!/bin/sh\n", *script, 'echo "$answer"\n']))
-    command.chmod(0o755)
+    asks = 'answer=$($real "$@") || exit\n'
+    both = ends + asks if is_known else asks + ends
+    put_before(app, "squeue", both + 'echo "$answer"\n')
 
 
 def test_a_launcher_is_not_needed_and_its_next_start_finds_the_jobs(app):
@@ -111,6 +118,7 @@ def test_a_launcher_is_not_needed_and_its_next_start_finds_the_jobs(app):
     assert waits in third.stdout
     assert command_in(third.stdout)[:2] == ["cd", str(app.folder)]
     assert queued(app.cluster) == jobs
+    assert all(frozen.is_frozen(job.directory) for job in app.jobs().values())  # they run with it
 
     end_at_question(app, "a", is_known=True)
     found = json.loads(app.forge("status", str(app.sweep_dir), "--json"))["jobs"]
@@ -146,15 +154,23 @@ def test_a_lead_in_the_launcher_s_own_words_is_no_changed_config(cluster, tmp_pa
     assert (plan["warning_s"], plan["timeout_s"]) == (30, 22.5)
 
 
-def test_a_pending_job_that_is_cancelled_is_reported(app):
-    """The job's wrapper never ran, so only Slurm knows the end; Slurm's accounting is off."""
-    held = app.start("+hydra.launcher.additional_parameters.hold=true")
-    held.wait_for(lambda: len(queued(app.cluster)) == 1, "submission")
-    held.wait_for(lambda: "Submitted 1 of 1" in held.output, "submission")
-    app.cluster.run("scancel", *queued(app.cluster))
+def test_jobs_that_are_cancelled_before_they_run_are_reported(app):
+    """One in the queue, of which only Slurm knows, as accounting is off, and one before sbatch."""
+    forge = f"{shlex.quote(sys.executable)} -m forge cancel {shlex.quote(str(app.sweep_dir))} 1"
+    put_before(app, "sbatch", f'test -e once || {forge} >once\nexec $real "$@"\n')
+    held = app.start(
+        "resilience.slurm.timeout_min=5,6", "+hydra.launcher.additional_parameters.hold=true"
+    )
+    held.wait_for(lambda: len(queued(app.cluster)) == 2, "submission")
+    held.wait_for(lambda: "Submitted 2 of 2" in held.output, "submission")
+    assert (app.folder / "once").read_text() == "job 1: cancelled before it has run\n"
+    one, other = sorted(queued(app.cluster), key=int)
+    app.cluster.run("scancel", one)
+    app.cluster.run("scontrol", "release", other)
     assert held.wait() == 1
     assert "job 0: stopped: cancelled\n" in held.output
-    assert "1 stopped ·" in held.output  # and the launcher does not wait any more
+    assert "job 1: stopped: cancelled by " in held.output
+    assert "2 stopped ·" in held.output  # and the launcher does not wait any more
 
 
 def test_slurm_weird_dir(cluster, tmp_path):

@@ -275,6 +275,21 @@ def test_what_a_wrapper_could_not_requeue_is_submitted_anew_once(tmp_path, monke
     assert (job.state.name, job.slurm_id) == ("finished", "9")
 
 
+def test_only_the_end_before_a_requeue_by_hand_is_ignored(tmp_path):
+    """A job that starts and fails while the launcher submits others has another end."""
+    job = submitted(tmp_path)
+    say(job, "failed", "7", reason="failed", code=1)
+    before = job.read_state()
+    job.forget(before)
+    job.poll()
+    assert job.state.name == "queued"
+    again = submitted(tmp_path)
+    say(again, "failed", "7", reason="halted", code=76)
+    again.forget(before)
+    again.poll()
+    assert (again.state.name, again.code) == ("failed", 76)
+
+
 def test_a_state_of_another_submission_is_not_taken_for_this_one_s(tmp_path):
     """The state file of an earlier launch does not describe the job that is pending now."""
     job = submitted(tmp_path, slurm_id="60")
