@@ -106,9 +106,10 @@ def freeze(cfg: DictConfig, directory: Path, written: dict[str, Any]) -> None:
     folder = forge_dir(directory)
     if is_frozen(directory):
         check_program(cfg, directory)
-        identity.forget_asked(directory)
         if not wants_change(cfg):
+            identity.forget_asked(directory)
             return
+        # Replaced, not removed first: each rank writes these files, and rank 0 takes them later.
         folder = identity.asked(directory)
     start = {"program": _program(cfg), "overrides": overrides_of(cfg), "written": written}
     config_file.write(folder / identity.START, start)

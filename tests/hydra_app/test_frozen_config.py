@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 from hydra_apps import App
+from omegaconf import OmegaConf
 
 from forge import messages
 from forge.errors import DamagedConfig, ExitCode
-from forge.hydra_app import callbacks
+from forge.hydra_app import callbacks, frozen
+from forge.jobdir import identity
 
 SEES = """
 import json, os
@@ -138,6 +140,23 @@ def test_whatever_a_callback_raises_ends_the_job(monkeypatch):
             getattr(hook, name)(config=None)
         assert ended.value.code == ExitCode.BAD_CONFIG
     assert sum("ZeroDivisionError" in text for text in said) == 3, said
+
+
+def test_ranks_that_ask_for_a_change_at_once_keep_each_other_s_files(tmp_path, monkeypatch):
+    """Each rank stores the new config; a rank that finds its folder removed would exit with 78."""
+    hydra = {"job": {"name": "train", "config_name": "train"}, "overrides": {"task": []}}
+    cfg = OmegaConf.create({"lr": 0.4, "resilience": {"resume": "changed"}, "hydra": hydra})
+    replace = os.replace
+
+    def after_another_rank(*names, **folders):
+        monkeypatch.setattr(os, "replace", replace)
+        frozen.freeze(cfg, tmp_path, {"lr": 0.4})
+        replace(*names, **folders)
+
+    frozen.freeze(cfg, tmp_path, {"lr": 0.1})
+    monkeypatch.setattr(os, "replace", after_another_rank)
+    frozen.freeze(cfg, tmp_path, {"lr": 0.4})
+    assert identity.current(tmp_path, "").config == {"lr": 0.4}
 
 
 def test_two_programs_do_not_share_a_directory(app):
