@@ -142,6 +142,9 @@ def _sweep(path: Path) -> Sweep:
         # On a cluster the plan of a job that has not started yet is not in its directory.
         jobs.append(replace(job, slurm_id=slurm_id, has_wrapper=True))
     launcher = _launcher(path, locks)
+    if launcher is None:  # or it has started since the locks were read
+        locks = HeldLocks()
+        launcher = _launcher(path, locks)
     if launcher is None and locks.is_held(path) is False:
         jobs = [_without_launcher(job) for job in jobs]
     missing = [f"{words.count(bad, 'damaged line')} in {forge_dir(path) / INDEX}"] if bad else []

@@ -14,6 +14,7 @@ import forge
 from forge.errors import NoSweep
 from forge.jobdir import ledger, spawned
 from forge.jobdir.job_state import State
+from forge.launch.sweep import SweepDir
 from forge.sweeps import find, reader, status, words
 from forge.sweeps.liveness import HeldLocks
 
@@ -115,6 +116,21 @@ def test_a_running_job_shows_its_rate_and_a_killed_sweep_its_lost_jobs(app):
     assert [job.state for job in read.jobs] == [State.lost, State.queued]
     assert read.launcher is None
     assert read.jobs[0].needs_attention
+
+
+def test_a_launcher_that_starts_while_the_jobs_are_read_is_found(swept, tmp_path, monkeypatch):
+    """`forge why` would advise `forge resume`, which would be refused: the sweep is in use."""
+    copy = shutil.copytree(swept, tmp_path / "sweep", symlinks=True)
+    read_job, launchers = reader.read_job, []
+
+    def after_the_launcher(*arguments):
+        launchers.extend([] if launchers else [SweepDir(copy, set())])
+        return read_job(*arguments)
+
+    monkeypatch.setattr(reader, "read_job", after_the_launcher)
+    assert forge.sweep(copy).launcher == os.getpid()
+    launchers[0].close()
+    assert forge.sweep(copy).launcher is None
 
 
 def test_files_of_an_earlier_version_and_torn_lines_are_read(swept, tmp_path):
