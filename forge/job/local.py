@@ -75,6 +75,8 @@ class LocalBackend(TaskBackend):
 
     def _has_finished(self) -> bool:
         """Whether every rank of the last attempt has finished."""
+        if self.job.counts.recovery is not None:
+            return False  # the reports are of the rule's recovery command, or of a failed attempt
         reports = rank_report.read_all(self.job.directory, self._plan.tasks)
         return all(
             report is not None and self._task.end_of(report, rank)[1].is_finished

@@ -23,6 +23,7 @@ from sweeps import SweptJob
 
 from forge.config import loading
 from forge.errors import ConfigError, ExitCode
+from forge.jobdir import rank_report
 from forge.jobdir.job_dir import hydra_quoted
 from forge.launch.exec import command_of, main
 from forge.process import processes
@@ -233,10 +234,13 @@ def test_a_recovery_that_fails_ends_the_job_with_its_code(code, commands):
 
 
 def test_a_recovery_whose_wrapper_is_killed_runs_again_before_the_command(commands):
-    """The command must start only after a complete recovery, whichever process is killed."""
+    """The command must start only after a complete recovery, whichever process is killed.
+
+    Regression test: the end of a recovery was taken for that of the command.
+    """
     recover = (
-        'echo $FORGE_ATTEMPT $FORGE_RETURN_CODE >> "$FORGE_JOB_DIR/recovered";'
-        ' [ -e "$FORGE_JOB_DIR/ready" ] && exit; touch "$FORGE_JOB_DIR/ready"; sleep 600'
+        'cd "$FORGE_JOB_DIR"; echo $FORGE_ATTEMPT $FORGE_RETURN_CODE >> recovered;'
+        " runs=$(grep -c 3 recovered); touch ready $runs; until [ -e go$runs ]; do sleep 0.01; done"
     )
     rules = f"resilience.requeue.rules=[{{exit_codes:[3],recover:[bash,-c,'{recover}']}}]"
     script = 'echo run >> "$FORGE_JOB_DIR/recovered"; [ "$FORGE_ATTEMPT" != 1 ] || exit 3'
@@ -244,8 +248,14 @@ def test_a_recovery_whose_wrapper_is_killed_runs_again_before_the_command(comman
     job = commands.job(0)
     wait_ready(job, sweep)
     job.kill("wrapper")
+    sweep.wait_for((job.directory / "2").exists, "second recovery")
+    job.kill("wrapper", signal.SIGSTOP)
+    for run in "23":
+        (job.directory / f"go{run}").touch()
+    sweep.wait_for(lambda: rank_report.read(job.directory, 0), "end of the second recovery")
+    job.kill("wrapper")
     assert sweep.wait() == 0, sweep.output + job.output
-    assert (job.directory / "recovered").read_text() == "run\n1 3\n1 3\nrun\n"
+    assert (job.directory / "recovered").read_text() == "run\n1 3\n1 3\n1 3\nrun\n"
 
 
 GREEDY = """
