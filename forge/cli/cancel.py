@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import signal
 import socket
 import sys
@@ -16,6 +17,7 @@ from forge.jobdir.cancel_request import CancelRequest
 from forge.jobdir.job_state import State
 from forge.process import processes
 from forge.slurm import client
+from forge.sweeps import sweep
 from forge.sweeps.job import SweepJob
 
 _WHAT = """\
@@ -99,8 +101,12 @@ def _end(jobs: Sequence[SweepJob], *, is_now: bool) -> list[str]:
             continue
         signum = signal.SIGKILL if is_now else signal.SIGTERM
         is_here = job.node == socket.gethostname()
-        if is_here and job.pid is not None and processes.send(job.pid, signum):
+        is_running = functools.partial(_is_running, job)
+        if is_here and job.pid is not None and processes.send(job.pid, signum, only_if=is_running):
             output([f"job {job.number}: {signum.name} to process {job.pid}"])
+            continue
+        if not is_running():
+            output([f"job {job.number}: process {job.pid} has ended"])
             continue
         where = f"process {job.pid} on {job.node}" if job.pid else "a process that is not known"
         problems.append(
@@ -108,3 +114,9 @@ def _end(jobs: Sequence[SweepJob], *, is_now: bool) -> list[str]:
             " SIGTERM there"
         )
     return problems
+
+
+def _is_running(job: SweepJob) -> bool:
+    """Whether the job still runs in the process that was read before."""
+    again = sweep.read_again(job.directory, job)
+    return again.pid == job.pid and not again.state.is_final

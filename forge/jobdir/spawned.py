@@ -55,11 +55,17 @@ def owner() -> str:
     """A unique name of this process or, in a multiprocessing child, of its parent."""
     above = parent()
     pid = os.getpid() if above is None else above.pid
+    # If it is not Linux, the name is only unique within this process.
+    return f"{socket.gethostname()} {pid} {ticks(pid) or _HERE}"
+
+
+def ticks(pid: int) -> str:
+    """The kernel's ticks from boot to the start of a process; empty if they cannot be read."""
     try:
-        began = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19]
-    except OSError:  # not Linux: then the name is only unique within this process
-        began = _HERE
-    return f"{socket.gethostname()} {pid} {began}"
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return ""
+    return stat.rpartition(")")[2].split()[19]
 
 
 def hand_on(job: Inherited | None) -> None:

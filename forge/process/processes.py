@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -85,19 +85,21 @@ def descendants(root: int | None = None) -> list[int]:
     return [pid for pid in found if pid != spared]
 
 
-def send(pid: int, signum: int) -> bool:
-    """Signal one process; False if it has ended or is not ours."""
-    handle = open_pidfd(pid)
+def send(pid: int, signum: int, *, only_if: Callable[[], bool] = lambda: True) -> bool:
+    """Signal one process; False if it has ended, is not ours, or is not the one of `only_if`."""
+    handle = open_pidfd(pid)  # before the check, so that a later process never gets the signal
     try:
+        if not only_if():
+            return False
         if handle is not None:
-            try:
-                signal.pidfd_send_signal(handle, signum)
-            finally:
-                os.close(handle)
+            signal.pidfd_send_signal(handle, signum)
         else:
             os.kill(pid, signum)
     except (ProcessLookupError, PermissionError):
         return False
+    finally:
+        if handle is not None:
+            os.close(handle)
     return True
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from forge.errors import Reason
 from forge.filesystem.files import read_plain
-from forge.jobdir import cancel_request, job_state, jsonl, ledger
+from forge.jobdir import cancel_request, job_state, jsonl, ledger, spawned
 from forge.jobdir.job_files import PLAN, STATE, VERDICT, forge_dir, job_ledger, step_dirs, step_of
 from forge.jobdir.job_state import JobState, State
 from forge.jobdir.ledger import Progress
@@ -216,11 +216,15 @@ def _alive(state: State, files: Files, directory: Path, locks: HeldLocks) -> Sta
         return state  # its processes are on another machine
     if recorded is not None and files.plan:  # its wrapper has the lock as long as a process lives
         return State.lost if locks.is_held(directory, recorded.pid) is False else state
-    pid = recorded.pid if recorded else start.get("pid")
-    return state if pid is None or _is_process(int(pid)) else State.lost
+    pid, ticks = (recorded.pid, "") if recorded else (start.get("pid"), start.get("ticks", ""))
+    return state if pid is None or _is_process(int(pid), ticks) else State.lost
 
 
-def _is_process(pid: int) -> bool:
+def _is_process(pid: int, ticks: str) -> bool:
+    """Whether the process lives; if `ticks` are known, no later process with its pid counts."""
+    now = spawned.ticks(pid)
+    if now and ticks:
+        return now == ticks
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -11,13 +11,15 @@ from looked_at import CONF, TRAINING
 from sweeps import App, SweptJob, assert_same_job
 
 import forge
-from forge.jobdir import jsonl
+from forge.cli import cancel
+from forge.jobdir import jsonl, spawned
 from forge.jobdir.cancel_request import CancelRequest
 from forge.jobdir.job_files import job_ledger
 from forge.jobdir.job_state import State
 from forge.launch import record
 from forge.launch.again import local, slurm
 from forge.launch.record import LaunchRecord
+from forge.process import processes
 from forge.slurm import client
 from forge.slurm.submitted import Submitted, submissions
 from forge.sweeps.job import SweepJob
@@ -181,14 +183,31 @@ def test_options_that_the_launcher_does_not_have_are_refused(app, swept, tmp_pat
     assert "resume.sh" in text
 
 
-def test_a_run_without_a_launcher_gets_the_signal_itself(app):
-    """`python train.py`: no wrapper looks for requests."""
+def test_a_run_without_a_launcher_gets_the_signal_itself(app, monkeypatch, capfd):
+    """`python train.py`: no wrapper looks for requests, and only the pid names the process."""
     app.hold("single", 12)
     command = [sys.executable, "train.py", "hydra.run.dir=single"]
     run = Process(command, app.folder / "single.txt", app.folder, app.popen)
     SweptJob(app.folder / "single").wait_for_step(12)
     (job,) = forge.sweep(app.folder / "single").jobs
     assert not job.has_wrapper
+
+    # After a power cut no end is recorded, and another process can have the pid.
+    lost = app.folder / "lost"
+    shutil.copytree(app.folder / "single/.forge/ledger", lost / ".forge/ledger")
+    (ledger,) = (lost / ".forge/ledger").iterdir()
+    whole, open_pidfd = ledger.read_text(), processes.open_pidfd
+
+    def reused(pid):
+        ledger.write_text(whole.replace(f'"ticks": "{spawned.ticks(pid)}"', '"ticks": "1"'))
+        return open_pidfd(pid)
+
+    monkeypatch.setattr(processes, "open_pidfd", reused)
+    assert cancel.main([str(lost), "--now"]) == 0
+    assert f"job 0: process {job.pid} has ended" in capfd.readouterr().out
+    assert forge.sweep(lost).jobs[0].state is State.lost
+    monkeypatch.undo()
+
     text = app.forge("cancel", str(app.folder / "single"))
     assert f"job 0: SIGTERM to process {job.pid}" in text
     assert run.wait(60) == 143

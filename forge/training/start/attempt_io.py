@@ -19,7 +19,7 @@ from forge.config.schema import NanAction, Policy
 from forge.errors import ConfigError, ExitCode, Reason
 from forge.filesystem import foreign
 from forge.group.group import Coordinator
-from forge.jobdir import job_dir, ledger_writer, verdict
+from forge.jobdir import job_dir, ledger_writer, spawned, verdict
 from forge.jobdir.job_files import forge_dir, step_dirs
 from forge.jobdir.ledger_writer import Ledger
 from forge.jobdir.verdict import Verdict
@@ -113,6 +113,7 @@ class AttemptIO:
             passed_over=self.store.passed_over,
             previous_step=self.ledger.previous_step,
             pid=os.getpid(),
+            ticks=spawned.ticks(os.getpid()),
             host=socket.gethostname(),
             torch=torch.__version__,
             stop_s=self._stop_s,
