@@ -18,6 +18,7 @@ from typing import Any
 
 from forge import messages
 from forge.errors import ForgeError, Reason, SlurmRefused
+from forge.jobdir import cancel_request
 from forge.jobdir.job_state import JobState, State
 from forge.launch import alike
 from forge.launch.alike import Alike
@@ -78,10 +79,16 @@ class SubmittedJob(ObservedJob):
         elif now - self._gone > _SILENCE_S or (queued is not None and now - self._gone > 3):
             self.poll()
             if not self.state.is_final:
-                self._vanished(queued)
+                self.vanish(queued)
 
-    def _vanished(self, queued: client.Queued | None) -> None:
-        is_cancelled = queued is not None and queued.state == "CANCELLED"
+    def is_cancelled(self, queued: client.Queued | None) -> bool:
+        """Whether a person has cancelled the job, by `scancel` or `forge cancel`."""
+        is_by_slurm = queued is not None and queued.state == "CANCELLED"
+        return is_by_slurm or cancel_request.read(self.directory) is not None
+
+    def vanish(self, queued: client.Queued | None) -> None:
+        """End the job, which has left the queue, without a record of its end."""
+        is_cancelled = self.is_cancelled(queued)
         self.state = State.stopped if is_cancelled else State.failed
         self.reason, self.code = Reason.cancelled if is_cancelled else Reason.crashed, 1
         said = "no longer knows the job" if queued is None else f"says {queued.state}"
@@ -204,10 +211,12 @@ class QueueWatcher:
                     queued = answer.get(job.slurm_id)
                 if job.taken > self._asked:
                     continue  # the wrapper's state is newer than this answer
-                if job.unrequeued and (queued is None or not queued.is_alive):
-                    left.append(job)
-                else:
+                if not job.unrequeued or (queued is not None and queued.is_alive):
                     job.learn(queued, now)
+                elif job.is_cancelled(queued):
+                    job.vanish(queued)
+                else:
+                    left.append(job)
             self._resubmit(left)
             self._hold_back(waiting)
             if not self._alike.is_holding:

@@ -12,6 +12,7 @@ import pytest
 from cluster import submit, wait_for
 from slurm_apps import BARE_CONF, SlurmApp
 
+from forge.cli import cancel
 from forge.errors import ConfigError, SlurmRefused
 from forge.jobdir.job_files import STATE, forge_dir, write_json
 from forge.launch.slurm import slurm_wait
@@ -288,6 +289,25 @@ def test_only_the_end_before_a_requeue_by_hand_is_ignored(tmp_path):
     again.forget(before)
     again.poll()
     assert (again.state.name, again.code) == ("failed", 76)
+@pytest.mark.parametrize("command", ["scancel", "forge cancel"])
+def test_what_a_wrapper_could_not_requeue_is_not_submitted_anew_if_it_was_cancelled(
+    command, tmp_path, monkeypatch, at_once, capfd
+):
+    """The job's state is final, but the launcher would start it again."""
+    job = submitted(tmp_path / "0")
+    forge_dir(tmp_path).mkdir()
+    say(job, "stopped", "7", unrequeued="nobody answered", reason="unanswered", code=75)
+    state = "CANCELLED"
+    if command == "forge cancel":
+        state = "FAILED"  # the batch script has ended by itself
+        entry = {"number": 0, "subdir": "0", "overrides": ["lr=1"]}
+        write_json(forge_dir(tmp_path) / "jobs.jsonl", entry)
+        assert cancel.main([str(tmp_path), "0"]) == 0
+        assert capfd.readouterr().out == "job 0: cancelled; it does not start again\n"
+    monkeypatch.setattr(client, "queue", lambda: {"7": Queued(state, "None")})
+    watcher = QueueWatcher([job], "none", lambda jobs: pytest.fail("it is submitted again"))
+    assert watcher.run() is None
+    assert (job.state.name, job.reason.name, job.because) == ("stopped", "cancelled", "cancelled")
 
 
 def test_a_state_of_another_submission_is_not_taken_for_this_one_s(tmp_path):
