@@ -317,7 +317,8 @@ def _resubmit(
     """Submit again the jobs that left the queue, although they have to run again."""
     directory, before = submitted.sweep, dict(submitted.ids)
     try:
-        _find_in_queue(submitted)  # jobs of an earlier try
+        # Raises if squeue does not answer: jobs of an earlier try can be in the queue.
+        submitted.find_lost(client.queue())
         left = [one.number for one in gone if submitted.ids[one.number] == before[one.number]]
         again = [job for job in jobs if job.composed.place.number in left]
         calls = _calls(again, options, directory, cluster.max_array_size)

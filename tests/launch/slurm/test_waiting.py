@@ -7,6 +7,7 @@ import stat
 import textwrap
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from cluster import submit, wait_for
@@ -118,6 +119,44 @@ def test_a_submission_whose_answer_was_lost_is_found_and_not_done_twice(
     assert sweep.wait() == 0, sweep.output
     (taken,) = (tmp_path / "taken").read_text().split()
     assert {job.slurm_id for job in app.jobs().values()} == {f"{taken}_0", f"{taken}_1"}
+
+
+def test_nothing_is_submitted_anew_before_the_queue_is_known(tmp_path, monkeypatch):
+    """A busy controller can have accepted an earlier try, without an answer from sbatch."""
+    train = """
+    from forge.launch.slurm import slurm_wait
+    slurm_wait._LOOK_S = slurm_wait._ASK_LEAST_S = slurm_wait._ASK_PER_JOB_S = 0.0
+    """
+    cluster = SimpleNamespace(environment={})
+    app = SlurmApp(cluster, tmp_path / "app", train + TRAIN, BARE_CONF)
+    first, last = submitted(tmp_path / "first"), submitted(tmp_path / "last")
+    say(first, "stopped", "7", unrequeued="nobody answered", reason="unanswered", code=75)
+    say(last, "failed", "8", ancestors=["7", "9"], reason="crashed", code=1)
+    for name, text in {
+        "scontrol": "exit 1",
+        "sbatch": """
+            echo "$2" >>submitted
+            case $(wc -l <submitted) in
+                1) mkdir -p sweep/0 && cp -r ../first/.forge sweep/0; echo 7;;
+                2) echo "sbatch: error: Socket timed out" >&2; exit 1;;
+                *) echo 9;;
+            esac
+        """,
+        "squeue": """
+            script=$(sed -n 2p submitted)
+            [ "$script" ] || exit 0
+            echo >>asked
+            case $(wc -l <asked) in
+                1 | 3) exit 1;;  # after sbatch, and before the next try
+                6) cp -r ../last/.forge sweep/0;;
+            esac
+            echo "8|RUNNING|None|$script"
+        """,
+    }.items():
+        fake(tmp_path, monkeypatch, name, text)
+    output = app.run().stdout
+    assert len((app.folder / "submitted").read_text().splitlines()) == 2, output
+    assert "resubmitted as 8" in output
 
 
 # -- what ends it ------------------------------------------------------------------------------
