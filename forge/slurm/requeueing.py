@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from forge.errors import ExitCode, NotRequeueable, Reason, SlurmError, SlurmRefused
+from forge.errors import ExitCode, NoAnswer, NotRequeueable, Reason, SlurmError, SlurmRefused
 from forge.job.ending import Ending
 from forge.job.job import Job, print_line
 from forge.job.requeue import Decision, decide_restart, spread
@@ -54,16 +54,14 @@ class Requeueing:
         if job.limits.is_up_to_site:
             return self._wait_for_slurm()
         try:
-            # Ask again: the job can have been cancelled while it was saving.
             allocation.insist(allocation.learn, self._look)
+            if allocation.why is not Why.cancelled:
+                choice = self._choose()
+                allocation.insist(self._put_back, self._look)
             if allocation.why is Why.cancelled:
                 job.say("stopped: cancelled")
                 return job.end(ending.imposed(Reason.cancelled), "cancelled")
-            choice = self._choose()
             if allocation.why is not Why.requeued:
-                allocation.insist(
-                    lambda within_s: client.requeue(allocation.name, within_s), self._look
-                )
                 job.record("requeued", job=allocation.name)
         except NotRequeueable as refusal:
             return self._resubmit(ending, decision.pause_s, str(refusal), choice)
@@ -80,6 +78,23 @@ class Requeueing:
                 f" so the job may start on it again: {error}"
             )
         return int(ExitCode.REQUEUE)
+
+    def _put_back(self, within_s: float) -> None:
+        """Requeue the job, unless it was cancelled or requeued meanwhile: `allocation.why`.
+
+        A requeue also brings back a cancelled job, so the controller is asked before each try.
+        """
+        allocation, deadline = self._allocation, time.monotonic() + within_s
+        while True:
+            left_s = deadline - time.monotonic()
+            allocation.learn(left_s)
+            if allocation.why in (Why.cancelled, Why.requeued):
+                return
+            try:
+                return client.requeue(allocation.name, min(left_s, ASK_S))
+            except NoAnswer:
+                if left_s <= ASK_S:
+                    raise
 
     def _wait_for_slurm(self) -> int:
         """If requeues are left to the site: wait until Slurm ends the job, and requeues it.
@@ -143,7 +158,9 @@ class Requeueing:
                 return job.say(
                     f"starting on nodes that failed a health check, as Slurm has no others: {what}"
                 )
-            client.requeue(allocation.name, ASK_S)
+            self._put_back(ASK_S)
+            if allocation.why in (Why.cancelled, Why.requeued):
+                return
         except SlurmError as error:
             return job.say(
                 "forge could not move the job away from nodes that failed a health check, so the"

@@ -28,6 +28,7 @@ LEAVES = [("requeue", "7"), ("exclude", ["n1"])]
 """The Slurm calls of a job that excludes n1."""
 LIMITS = replace(RequeueLimits.of(RequeueConfig()), has_other_nodes=True, max_excluded_nodes=3)
 NO_COUNTS = asdict(Counts())
+ASKED_TO_STOP = JobInfo("COMPLETING", "None", 0, None)
 
 
 def exclusion(node, found=1.0, job="/0", **changes):
@@ -135,10 +136,10 @@ def test_siblings_are_told_by_a_job_that_does_not_start_again_itself(jobs):
     assert standing(sibling) == ["n1"]
 
 
-def preempted(job, excluded, on):
+def preempted(job, excluded, on, **start):
     """Start the job with these nodes excluded (by its user, or by forge); Slurm preempts it."""
     says = replace(PREEMPTED, excluded=excluded)
-    return job.step(75, report(75)).run(says, nodes=NODES, on=on)
+    return job.step(75, report(75)).run(says, nodes=NODES, on=on, **start)
 
 
 def test_a_requeue_for_any_reason_takes_in_what_siblings_have_found(jobs):
@@ -148,6 +149,17 @@ def test_a_requeue_for_any_reason_takes_in_what_siblings_have_found(jobs):
     ended = preempted(sibling, excluded="n3", on="n2")
     assert (ended.code, ended.did[-1]) == (75, ("exclude", ["n3", "n1"]))
     assert ended.state["excluded"] == ["n1"]
+
+
+@pytest.mark.parametrize(("name", "error"), [("nodes_for", None), ("requeue", NoAnswer("busy"))])
+def test_a_job_that_is_cancelled_right_before_its_requeue_is_not_requeued(name, error, jobs):
+    """`scontrol requeue` would start it again; sinfo and a busy controller take many seconds."""
+    job, sibling = jobs
+    fails(job, "n1", "exclude_node")
+    cancelled = {"then": (name, ASKED_TO_STOP), "refuses": error}
+    ended = preempted(sibling, excluded="", on="n2", **cancelled)
+    assert (ended.did, ended.state["state"], ended.state["reason"]) == ([], "stopped", "cancelled")
+    assert begin(job, RUNS, restarts=1, **cancelled).did == []  # to avoid the node
 
 
 def test_what_is_over_is_taken_out_again_and_what_the_user_has_excluded_stays(make):
@@ -296,9 +308,6 @@ def test_where_no_node_is_to_blame_none_is_excluded(jobs):
     ended = fails(jobs[0], "", "exclude_node")
     assert ended.noted("exclude") == []
     assert standing(jobs[0]) == []
-
-
-ASKED_TO_STOP = JobInfo("COMPLETING", "None", 0, None)
 
 
 @pytest.mark.parametrize("says", [ASKED_TO_STOP, PREEMPTED])

@@ -34,7 +34,9 @@ class Says:
     """Those that the job could run on; None: sinfo is busy."""
     lost: list[str] = field(default_factory=list)
     refuses: Exception | None = None
-    """To requeue the job."""
+    """To requeue the job, at the first request."""
+    then: tuple[str, Any] = ("", None)
+    """A function of `client`, and the answer of `show` once it was called."""
     submits: str | Exception | type[BaseException] = "99"
     """What sbatch says."""
     queue: dict[str, Queued] = field(default_factory=dict)
@@ -53,6 +55,10 @@ class Controller:
     def note(self, *what: Any) -> None:
         with (self.folder / "notes").open("a") as file:
             file.write(json.dumps(what) + "\n")
+
+    def called(self, name: str) -> None:
+        if self.says.then[0] == name:
+            self.says.answers = [self.says.then[1]]
 
     def answer(self) -> Any:
         answers = self.says.answers
@@ -74,8 +80,10 @@ class Controller:
         return is_there
 
     def requeue(self, job: str, within_s: float) -> None:
-        if self.says.refuses:
-            raise self.says.refuses
+        self.called("requeue")
+        refuses, self.says.refuses = self.says.refuses, None
+        if refuses:
+            raise refuses
         self.note("requeue", job)
 
     def exclude(self, job: str, nodes: list[str], within_s: float) -> None:
@@ -88,6 +96,7 @@ class Controller:
         self.note("end_step", number)
 
     def nodes_for(self, info: JobInfo, within_s: float) -> dict[str, bool]:
+        self.called("nodes_for")
         if self.says.nodes is None:
             raise SlurmRefused("sinfo: busy")
         return self.says.nodes
