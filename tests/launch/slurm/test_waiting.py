@@ -328,6 +328,8 @@ def test_only_the_end_before_a_requeue_by_hand_is_ignored(tmp_path):
     again.forget(before)
     again.poll()
     assert (again.state.name, again.code) == ("failed", 76)
+
+
 @pytest.mark.parametrize("command", ["scancel", "forge cancel"])
 def test_what_a_wrapper_could_not_requeue_is_not_submitted_anew_if_it_was_cancelled(
     command, tmp_path, monkeypatch, at_once, capfd
