@@ -183,8 +183,6 @@ def decoded(content: dict[str, Any]) -> JobState | None:
 
 
 def _decoded(content: dict[str, Any]) -> JobState:
-    if "version" not in content:
-        content = _of_unversioned(content)
     content["state"] = State[content["state"]]
     content["reason"] = Reason.__members__.get(content.get("reason") or "")
     counts, known = content.get("counts", {}), {one.name for one in fields(Counts)}
@@ -192,21 +190,3 @@ def _decoded(content: dict[str, Any]) -> JobState:
     own = {one.name for one in fields(JobState)} - {"backend"}
     backend = {name: value for name, value in content.items() if name not in own}
     return JobState(**{name: content[name] for name in own & content.keys()}, backend=backend)
-
-
-_NEW_STATES = {"started": "running", "requeued": "queued", "given up": "stopped"}
-"""Names of states before version 1 -> their names now."""
-
-
-def _of_unversioned(content: dict[str, Any]) -> dict[str, Any]:
-    """The content of a file that was written before version 1, as version 1 has it."""
-    content = dict(content)
-    name = content["state"]
-    content |= {"state": _NEW_STATES.get(name, name), "ends_next_start": name == "given up"}
-    if "slurm_job" in content:
-        content["job"] = content.pop("slurm_job")
-    content["start"] = str(content.pop("slurm_restarts", content.get("start", "")))
-    content["began"] = content.get("time", 0.0)
-    if "unfair" in (counts := content.get("counts", {})):
-        content["counts"] = counts | {"early_evictions": counts["unfair"]}
-    return content

@@ -171,14 +171,6 @@ _KINDS: dict[str, type] = {
 """Expected JSON type of each field of an earlier plan; for another type the default is used."""
 
 
-_NEW_NAMES = {"place": "inode"}
-"""Name of a field in earlier versions -> its name now."""
-
-
-def _with_new_names(content: dict[str, Any]) -> dict[str, Any]:
-    return {_NEW_NAMES.get(name, name): value for name, value in content.items()}
-
-
 def read(directory: Path) -> JobPlan:
     """The plan of the job in a directory.
 
@@ -209,7 +201,6 @@ def from_json(content: dict[str, Any], where: str) -> JobPlan:
     """
     try:
         slurm, requeue, command = content.get("slurm"), content["requeue"], content.get("exec")
-        content = _with_new_names(content)
         rules = [RequeueRule(**rule) for rule in requeue["rules"]]
         typed = {
             "slurm": None if slurm is None else SlurmPlan(**slurm),
@@ -231,6 +222,6 @@ def from_json(content: dict[str, Any], where: str) -> JobPlan:
 
 def read_earlier(directory: Path) -> EarlierPlan:
     """The plan of an earlier start; missing or damaged fields have their default."""
-    content = _with_new_names(read_json(forge_dir(directory) / PLAN) or {})
+    content = read_json(forge_dir(directory) / PLAN) or {}
     known: dict[str, Any] = {k: v for k, v in content.items() if isinstance(v, _KINDS.get(k, ()))}
     return EarlierPlan(**known)

@@ -113,10 +113,7 @@ def read_job(place: JobPlace, directory: Path, label: str, locks: HeldLocks) -> 
         now = _state(files, directory, locks)
     state, problems = files.state, files.problems
     if not files.ledger.is_whole:
-        problems.append(
-            "the best values cover only the end of the ledger, which is that of an"
-            " earlier version of forge"
-        )
+        problems.append("the ledger is long, so the best values cover only its end")
     checkpoint = None
     if files.ledger.number:
         try:

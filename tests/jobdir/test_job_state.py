@@ -13,15 +13,6 @@ from forge.jobdir import job_state
 from forge.jobdir.job_files import STATE, forge_dir
 from forge.jobdir.job_state import Counts, JobState, State
 
-WRAPPER = {
-    **{"state": "failed", "because": "why", "pid": 7, "time": 5.0, "has_steps": False},
-    **{"counts": {"preemptions": 2, "unfair": 4, "no_limit": 1}, "code": 70, "reason": "hung"},
-    **{"rank": 3, "slurm_job": "12_3", "slurm_restarts": 2, "ancestors": ["9"], "step": 4},
-}
-"""What the wrapper of a Slurm job wrote before the file had a version."""
-RECORD = {"job": "7", "start": "1", "because": "busy", "code": 0, "counts": {"restarts": 3}}
-"""The same of a job without a wrapper."""
-
 
 @pytest.fixture
 def path(tmp_path):
@@ -45,35 +36,6 @@ def test_what_is_written_is_read_back(tmp_path, path):
     content = json.loads(path.read_text())
     assert (content["version"], content["state"], content["step"]) == (1, "stopped", 4)
     assert (content["host"], content["pid"]) == (os.uname().nodename, os.getpid())
-
-
-def test_a_file_of_a_wrapper_without_a_version_is_read(tmp_path, path):
-    """A job that waits in the queue while forge is replaced must keep its budgets."""
-    path.write_text(json.dumps(WRAPPER))
-    state = job_state.read(tmp_path)
-    assert (state.state, state.reason, state.code, state.rank) == (State.failed, Reason.hung, 70, 3)
-    assert (state.job, state.start, state.began, state.has_steps) == ("12_3", "2", 5.0, False)
-    assert state.counts == Counts(preemptions=2, early_evictions=4)
-    assert state.backend == {"ancestors": ["9"], "step": 4}
-
-
-@pytest.mark.parametrize(
-    ("name", "expected", "ends_next_start"),
-    [
-        ("started", State.running, False),
-        ("requeued", State.queued, False),
-        ("given up", State.stopped, True),
-        ("finished", State.finished, False),
-    ],
-)
-def test_states_without_a_version_have_the_names_of_today(
-    name, expected, ends_next_start, tmp_path, path
-):
-    """Jobs with and without a wrapper had different names for the same states."""
-    path.write_text(json.dumps(RECORD | {"state": name, "time": 5.0, "pid": 1}))
-    state = job_state.read(tmp_path)
-    assert (state.state, state.ends_next_start) == (expected, ends_next_start)
-    assert (state.job, state.start, state.counts.restarts) == ("7", "1", 3)
 
 
 def test_fields_of_a_later_version_do_not_end_a_job(tmp_path, path):

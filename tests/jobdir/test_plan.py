@@ -81,14 +81,6 @@ def test_a_launcher_takes_what_it_knows_of_an_earlier_plan(content, tmp_path):
     assert found.checkpoint_dir == "checkpoints"
 
 
-def test_a_launcher_knows_the_directory_of_a_job_of_an_earlier_version(tmp_path):
-    """Otherwise it would take the job for a copy, with a token and a command of its own."""
-    content = planned(inode=[1, 2]).to_json()
-    content["place"] = content.pop("inode")
-    store(tmp_path, content)
-    assert plan.read_earlier(tmp_path).inode == [1, 2]
-
-
 def test_a_job_without_a_plan_is_told_what_to_do(tmp_path):
     """For example, only a part of the job's directory was copied."""
     with pytest.raises(ConfigError, match=r"cannot be read\. Run the sweep's command again"):

@@ -270,7 +270,7 @@ def test_a_cluster_that_is_gone_is_told_once(tmp_path, monkeypatch):
     forge_dir(tmp_path).mkdir()
     job = SubmittedJob(0, "lr=1", tmp_path)
     job.slurm_id = "7"
-    ended = {"state": "finished", "because": "", "slurm_job": "7", "time": 0.0, "pid": 1}
+    ended = {"state": "finished", "because": "", "job": "7", "time": 0.0, "pid": 1}
     ended |= {"counts": {"restarts": 0}, "reason": "finished", "code": 0}
     monkeypatch.setattr(client, "queue", refuse)
     monkeypatch.setattr(slurm_wait, "_LOOK_S", 0.0)

@@ -131,8 +131,8 @@ class PlayedJob:
     def left(self, state: str, restarts: int, **more: Any) -> PlayedJob:
         """Write the state of a wrapper that was killed in the start with this restart count."""
         content = {"because": "why", "counts": {"preemptions": 2, "restarts": 3}, "pid": 1}
-        content |= {"slurm_job": "7", "slurm_restarts": restarts, "state": state}
-        content |= {"step": 4, "time": 5.0, "code": 7}
+        content |= {"job": "7", "start": str(restarts), "state": state}
+        content |= {"step": 4, "time": 5.0, "began": 5.0, "code": 7}
         write_json(forge_dir(self.directory) / STATE, content | more)
         return self
 

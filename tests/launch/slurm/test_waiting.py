@@ -170,7 +170,7 @@ def submitted(folder, number=0, slurm_id="7"):
 def say(job, state, slurm_id, **more):
     """Write the state file as the job's wrapper does."""
     counts = {"restarts": 1, "excluded": 0}
-    content = {"state": state, "because": "", "slurm_job": slurm_id, "time": 0.0, "pid": 1}
+    content = {"state": state, "because": "", "job": slurm_id, "time": 0.0, "pid": 1}
     write_json(forge_dir(job.directory) / STATE, content | {"counts": counts} | more)
 
 
