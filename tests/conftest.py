@@ -219,7 +219,10 @@ def cluster(tmp_path_factory):
         pytest.fail(problem)
     if problem:
         pytest.skip(problem)
-    running = Cluster(tmp_path_factory.mktemp("slurm") / "run")
+    # Ranks meet at a port made of the job's number: two clusters on one machine share no numbers.
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    first = f"FirstJobId={1000 * (number + 1)}"
+    running = Cluster(tmp_path_factory.mktemp("slurm") / "run", first)
     yield running
     running.stop()
 
