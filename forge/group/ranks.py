@@ -348,12 +348,17 @@ class StoreCoordinator(Coordinator):
             else:
                 self.gather("the end", b"", timeout_s)
                 self._peers.say_goodbye()
-                self._to_propose.put(_END)
-                for thread in self._threads:
-                    thread.join(timeout_s)
+                self._end_threads(timeout_s)
                 self._give("nothing more", b"")
                 if self.rank == 0:
                     self.gather("nothing more", b"", timeout_s)
         self._is_closed = True
         self._peers.close()
+        self._end_threads(_LINGER_S)
         self._server = None
+
+    def _end_threads(self, timeout_s: float) -> None:
+        """End the threads that wait in the store: at its end Python would abort because of them."""
+        self._to_propose.put(_END)
+        for thread in self._threads:
+            thread.join(timeout_s)

@@ -47,7 +47,7 @@ def read(job_dir: Path) -> CancelRequest | None:
         Untrusted: If another user could have written it.
     """
     path = forge_dir(job_dir) / FILE
-    if not path.exists():
+    if not os.path.exists(path):  # Path.exists raises if a network disk is away for a moment
         return None
     content = read_json(path) or {}
     return CancelRequest(content.get("is_now") is True, str(content.get("by", "")))

@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from forge.compat import of_hydra
-from forge.errors import ExitCode, Reason, is_disk_full
+from forge.errors import Exit, ExitCode, Reason, is_disk_full
 from forge.filesystem.files import exit_on_error, read_trusted, write_atomically
 from forge.jobdir import verdict
 from forge.jobdir.job_files import RESULT, RESULT_JSON, TASK, forge_dir, suffix
@@ -88,6 +88,8 @@ def _run(directory: Path) -> int:
         )
     except SystemExit as error:
         if error.code not in (None, 0):
+            if isinstance(error, Exit) and error.reason is Reason.rank_lost:
+                _tell(error, directory)
             raise
         result = JobReturn(status=JobStatus.COMPLETED, overrides=plan.overrides)
     is_failed = result.status is JobStatus.FAILED
@@ -95,6 +97,13 @@ def _run(directory: Path) -> int:
     if is_failed:
         _log_error(of_hydra.outcome(result), directory)
     return 1 if is_failed else int(ExitCode.FINISHED)
+
+
+def _tell(error: Exit, directory: Path) -> None:
+    """Say that another rank is the cause, as its end is not always noticed first."""
+    said = verdict.read(directory)
+    if said is None or said.pid != os.getpid():
+        verdict.write(directory, Verdict(error.reason, error.text, int(error.code or 0)))
 
 
 def drop_removed_keys(config: Any) -> None:

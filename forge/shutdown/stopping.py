@@ -233,6 +233,12 @@ def hold_interrupts(*, is_held: bool) -> None:
         _state.handler.interrupt_with(interrupt, pass_over=_state.announcement.put_off)
 
 
+def leave_if_asked() -> None:
+    """Stop outside a Run, if a signal came while interrupts were held."""
+    if _state.handler is not None and _state.handler.should_shutdown():
+        _leave_unsaved()
+
+
 def _leave_unsaved() -> None:
     """Stop outside a Run: nothing has to be saved here, so exit when the children have exited."""
     handler = _state.handler

@@ -68,6 +68,8 @@ class WrappedJob(TaskBackend):
         self._requeueing = Requeueing(job, self._allocation, self._exclusions, script, self.look)
         self._has_begun = True
         """Whether a task of the last attempt has begun."""
+        self._is_killing = False
+        """Whether a person has asked to kill the tasks."""
         self._is_new_allocation = False
         """Whether the job need not be requeued after the end of an attempt of an earlier start."""
 
@@ -171,9 +173,8 @@ class WrappedJob(TaskBackend):
     def cancel(self, *, is_now: bool) -> None:
         """Stop the tasks by a signal; scancel would give them only KillWait to save."""
         self.stopped_by = Reason.cancelled
-        if is_now:
-            self._step.end()
-        else:
+        self._is_killing |= is_now
+        if not is_now:
             self._step.received.append(self._task.stop_signal(signal.SIGTERM))
 
     def receive(self, number: int) -> None:
@@ -195,7 +196,9 @@ class WrappedJob(TaskBackend):
                 job.set_backend(is_ending=True)
                 job.write(State.running, job.state.because)
                 self._step.allow(allocation.patience_s())
-        if not allocation.is_ending:
+        if self._is_killing:  # until the step exists, and Slurm answers
+            self._step.end()
+        elif not allocation.is_ending:
             self._step.pass_on()
         wait_s = allocation.patience_s() if allocation.is_ending else patience_s(self._plan)
         self._step.tick(wait_s, is_last=allocation.is_ending)

@@ -133,7 +133,7 @@ class Attempt:
                 self._make_ready()
             except BaseException:
                 try:
-                    self._release()
+                    self._release(is_together=True)  # what is wrong here, every rank finds
                 finally:
                     self._forget(is_leaving=False)
                 raise
@@ -174,7 +174,7 @@ class Attempt:
                     agreement.check(exchange, self._policy, self._name, self._config)
                 self._directory = self._open(exchange, job, checkpoint_dir)
         except BaseException:
-            self._group.close(_LEAVE_S)  # what is wrong here, every rank finds
+            self._group.close(_LEAVE_S)
             raise
         self._exchange = exchange
         context = attempt.here(
@@ -515,7 +515,7 @@ class Attempt:
                 self._release(is_together=is_leaving or error is None)
             finally:
                 self._shutdown.act_last(error)
-                self._forget(is_leaving=is_leaving)
+                self._forget(is_leaving=is_leaving, is_finished=error is None)
 
     def _finish(self) -> None:
         """The `with` block ended without an error: mark the training as finished."""
@@ -554,7 +554,7 @@ class Attempt:
         if self._followers is not None:
             self._followers.close()
 
-    def _forget(self, *, is_leaving: bool) -> None:
+    def _forget(self, *, is_leaving: bool, is_finished: bool = False) -> None:
         self._optimizer_steps.close()
         for callback in self._callbacks:
             stopping.remove_callback(callback)
@@ -563,5 +563,7 @@ class Attempt:
         sections.end()
         if not is_leaving:
             stopping.hold_interrupts(is_held=False)
+            if is_finished:
+                stopping.leave_if_asked()  # by a signal that came while the Run was released
             if not self._was_installed:
                 stopping.uninstall()

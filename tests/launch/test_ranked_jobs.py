@@ -1,5 +1,6 @@
 """Jobs of several ranks under `hydra/launcher=local`, with all that happens to one of them."""
 
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 from harness import Process, made_once, until
 from ranked_apps import RankedApp, assert_same_ranks
-from sweeps import command_in
+from sweeps import App, command_in
 
 from forge.process import processes
 
@@ -146,3 +147,34 @@ def test_a_rank_that_stands_for_ever_ends_the_job_at_its_deadline(make, undistur
     assert [one["reason"] for one in job.events("end")] == ["forced", "finished"]
     assert job.state["counts"]["restarts"] == 1
     assert "The stacks of all its threads" in (job.directory / "output.log.1").read_text()
+
+
+LOSES = """
+    import os, sys, time
+    from pathlib import Path
+    import hydra
+    from forge.errors import Exit, Reason
+
+    @hydra.main(version_base=None, config_path=".", config_name="conf")
+    def main(cfg):
+        if os.environ["FORGE_RANK"] == "1":
+            raise Exit(70, "rank 0 is gone", Reason.rank_lost)
+        while not Path(os.environ["FORGE_JOB_DIR"], ".forge/report.json.1").exists():
+            time.sleep(0.01)
+        sys.exit(78)
+
+    if __name__ == "__main__":
+        main()
+"""
+BARE = """
+    defaults: [{resilience: default}, _self_]
+    resilience: {health: {enabled: false}, requeue: {max_failures: 0}}
+"""
+
+
+def test_a_rank_that_has_lost_another_is_not_the_cause_though_it_ends_first(tmp_path):
+    """A forced exit would be restarted at once: on a full disk, or with a config that is wrong."""
+    with contextlib.closing(App(tmp_path / "app", LOSES, BARE)) as app:
+        assert app.run("hydra.launcher.tasks_per_job=2").returncode == 1
+        state = app.job(0).state
+    assert (state["reason"], state["code"], state["rank"]) == ("bad_config", 78, 0)

@@ -14,6 +14,7 @@ from played_jobs import KILLED, PREEMPTED, RUNS, report
 from forge.config.schema import RequeueConfig
 from forge.errors import NoSuchJob, NotRequeueable, Reason, SlurmRefused
 from forge.job.requeue import Decision, spread
+from forge.jobdir import cancel_request
 from forge.jobdir.job_files import STATE, forge_dir, read_json
 from forge.jobdir.node_fault import NodeFault
 from forge.jobdir.plan import RequeueLimits
@@ -119,6 +120,17 @@ def test_cancelled_between_the_two_questions(played):
     gone = JobInfo("COMPLETING", "None", 0, "2026-01-01T00:00:00")
     ended = played().step(143, *both(143)).run(PREEMPTED, gone)
     assert (ended.code, ended.did, ended.state["reason"]) == (143, [], "cancelled")
+
+
+def test_a_job_that_is_to_be_killed_is_killed_once_the_controller_answers(played):
+    """`forge cancel --now` is asked once, and a training of a week would keep its GPUs."""
+    job = played()
+    content = '{"is_now": true, "by": "me"}'
+    request = f"echo '{content}' >'{forge_dir(job.directory) / cancel_request.FILE}'"
+    ends = "for i in $(seq 400); do grep -q end_step $NOTES && break; sleep 0.05; done"
+    ended = job.step(137, *both(KILLED), first=f"{request}; {ends}").run(RUNS, is_step_kept=True)
+    assert ended.noted("end_step") == [("end_step", 0)]
+    assert (ended.reason, ended.state["because"]) == ("cancelled", "cancelled by me")
 
 
 BACK = JobInfo("COMPLETING", "None", 1, None, left_s=3000.0)

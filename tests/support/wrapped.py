@@ -35,6 +35,8 @@ class Says:
     lost: list[str] = field(default_factory=list)
     refuses: Exception | None = None
     """To requeue the job, at the first request."""
+    is_step_kept: bool = False
+    """Whether the controller is busy as it is asked to end a step for the first time."""
     then: tuple[str, Any] = ("", None)
     """A function of `client`, and the answer of `show` once it was called."""
     submits: str | Exception | type[BaseException] = "99"
@@ -93,6 +95,9 @@ class Controller:
         self.note("delay", pause_s)
 
     def end_step(self, job: str, number: int, within_s: float) -> None:
+        if self.says.is_step_kept:
+            self.says.is_step_kept = False
+            raise NoAnswer("busy")
         self.note("end_step", number)
 
     def nodes_for(self, info: JobInfo, within_s: float) -> dict[str, bool]:

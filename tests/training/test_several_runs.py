@@ -34,10 +34,15 @@ def test_a_second_run_on_what_this_process_has_finished_is_an_error(tmp_path):
     assert 'name="fold2"' in said
 
 
-@pytest.mark.parametrize(("name", "code"), [("KILL", -9), ("TERM", 143)])
-def test_a_script_that_is_ended_in_fold_1_resumes_in_fold_1(name, code, tmp_path, undisturbed):
+@pytest.mark.parametrize(
+    ("fold", "step", "name", "code"),
+    [(1, 5, "KILL", -9), (1, 5, "TERM", 143), (0, "end", "TERM", 143)],
+)
+def test_a_script_that_is_ended_in_a_fold_resumes_there(
+    fold, step, name, code, tmp_path, undisturbed
+):
     """The bits of every fold, of what follows each, and their metrics are those of one sitting."""
-    job = folds(tmp_path, kill_at={"1": [1, 5, name]})
+    job = folds(tmp_path, kill_at={"1": [fold, step, name]})
     job.run_to_end(code)
     assert_same_bits(job.weights, undisturbed.weights)
     assert job.history.runs == undisturbed.history.runs

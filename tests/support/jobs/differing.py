@@ -31,9 +31,16 @@ torch.__version__ = mine.get("torch", torch.__version__)
 if "script" in mine:
     (directory / "script.py").write_text(mine["script"])
     sys.modules["__main__"].__file__ = str(directory / "script.py")
-if "slow_s" in mine:  # the system lets this rank wait, before it notices that the ranks differ
-    forget = StoreCoordinator.forget
-    StoreCoordinator.forget = lambda *key: (time.sleep(mine["slow_s"]), forget(*key))
+if "slow_after" in mine:  # the system lets this rank wait, before it notices what is wrong
+    gather = StoreCoordinator.gather
+
+    def slowly(self, key, *rest):
+        found = gather(self, key, *rest)
+        if key.startswith(mine["slow_after"]):
+            time.sleep(4)
+        return found
+
+    StoreCoordinator.gather = slowly
 torch.manual_seed(1)
 model = DistributedDataParallel(torch.nn.Linear(2, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -13,13 +13,31 @@ from pathlib import Path
 import torch
 
 import forge
+from forge.loggers import Logger
+
+
+class Uploading(Logger):
+    """A logger that this signal meets in its last upload."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def on_resume(self, step):
+        return step
+
+    def write(self, rows):
+        pass
+
+    def close(self, is_finished):
+        os.kill(os.getpid(), self.number)
+
 
 DEFAULTS = {
     "folds": 3,
     "steps": 8,
     "by": "name",  # name | dir | nothing: what tells the folds apart
     "nests": False,  # whether a Run is tried inside each one
-    "kill_at": {},  # attempt -> [fold, step, signal name]: the script signals itself there
+    "kill_at": {},  # attempt -> [fold, step or "end", signal name]: the script signals itself
 }
 
 
@@ -42,6 +60,8 @@ def main(directory, spec):
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
         policy = {"checkpoint": {"dir": str(where), "every_steps": 3, "every_s": None}}
         with forge.Run(policy, **named, model=model, optimizer=optimizer) as run:
+            if kill is not None and kill[:2] == [fold, "end"]:
+                run.log_to(Uploading(signal.Signals[f"SIG{kill[2]}"]))
             for step in run.steps(spec["steps"]):
                 if spec["nests"] and step == 2:
                     try:

@@ -18,7 +18,10 @@ def started(folder, *of_ranks):
 @pytest.mark.parametrize(
     ("of_ranks", "text"),
     [
-        (({}, {**NAN, "slow_s": 4}), "`nan.action` is warn on rank 1, but skip on rank 0"),
+        (
+            ({}, {**NAN, "slow_after": "what each rank runs"}),
+            "`nan.action` is warn on rank 1, but skip on rank 0",
+        ),
         (
             ({"every_steps": 5}, {}),
             "`checkpoint.every_steps` is null on rank 1, but 5 on rank 0",
@@ -42,6 +45,14 @@ def test_ranks_that_differ_are_rejected_on_every_rank_before_anything_is_written
     assert all(text in " ".join(lines) for lines in job.printed), job.output
     assert not list(job.directory.rglob("step_*"))
     assert not list(job.directory.rglob("job.json"))
+
+
+def test_a_rank_that_is_slow_at_the_start_fails_as_the_others_do(tmp_path):
+    """Rank 0 hosts the store: the others could not leave in order if it left at once."""
+    commands = {"site": {"run": ["false"], "action": "halt"}}
+    policy = {"policy": {"health": {"commands": commands}}}
+    job, codes = started(tmp_path, policy, {**policy, "slow_after": "the health checks"})
+    assert codes == [69, 69], job.output
 
 
 def test_what_each_rank_has_of_its_own_may_differ(tmp_path):
