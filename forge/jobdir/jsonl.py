@@ -5,6 +5,7 @@ A line that a crash tore is skipped, and so is a line that is not an object with
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import time
@@ -15,6 +16,8 @@ from typing import Any
 from forge.filesystem.files import make_directory, open_file
 
 Event = dict[str, Any]
+_FIRST = 20
+"""Events of the head of a file: lines of any length, since the start of a Run has all metrics."""
 _CHUNK = 1 << 14
 _MOST = 1 << 26
 """Bytes of the end of a file in which `tail` looks for the mark, at most."""
@@ -62,10 +65,8 @@ def events(path: Path) -> Iterator[Event]:
 
 
 def head(path: Path) -> Iterator[Event]:
-    """The first events of a file, decoded one by one."""
-    with os.fdopen(open_file(path), "rb") as file:
-        lines = file.read(_CHUNK // 2).split(b"\n")[:-1]
-    return (one for one in map(parse, lines) if one is not None)
+    """The first events of a file, decoded one by one; none if it does not exist."""
+    return itertools.islice(events(path), _FIRST)
 
 
 def tail(path: Path, mark: bytes) -> tuple[list[Event], bool]:

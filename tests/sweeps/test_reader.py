@@ -173,6 +173,25 @@ def test_a_single_run_without_hydra_is_a_sweep_of_one_job(tmp_path, monkeypatch)
     assert (again.step, again.attempts, again.began) == (8, 2, job.began)
 
 
+def test_a_killed_run_of_many_metrics_is_lost(tmp_path):
+    """Its `start` is a line of many kilobytes then: the best values of all metrics so far."""
+    policy = {"checkpoint": {"dir": str(tmp_path), "every_steps": 2}}
+    with forge.Run(policy) as run:
+        for step in run.steps(4):
+            run.log(**{f"norm_of_layer_{number}": float(step) for number in range(300)})
+    pid = os.fork()
+    if pid == 0:
+        with forge.Run(policy) as run:
+            for step in run.steps(8):
+                if step == 7:
+                    os.kill(os.getpid(), signal.SIGKILL)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    (killed,) = forge.sweep(tmp_path).jobs
+    assert (killed.state, killed.pid, killed.checkpoint.step) == (State.lost, pid, 6)
+    assert killed.saves.startswith("every ")
+
+
 # -- finding ---------------------------------------------------------------------------------------
 
 
