@@ -127,7 +127,7 @@ def optimize(
     """As `study.optimize`, for a script that forge stops, requeues and starts again.
 
     A trial that was interrupted continues with its parameters; `n_trials` counts the trials of all
-    starts. One process at a time can work on the study. Example::
+    starts. Enqueued trials run first. One process at a time can work on the study. Example::
 
         study = optuna.create_study(study_name="lr", storage=url, load_if_exists=True)
         optimize(study, objective, 20, sampler=lambda seed: optuna.samplers.TPESampler(seed=seed))
@@ -147,7 +147,8 @@ def optimize(
             'optimize(): expected a study with a storage, as by optuna.create_study(storage="'
             'sqlite:///study.db", …), found one in memory, which a restart would lose.'
         )
-    if sampler is None and study.get_trials(deepcopy=False):
+    trials = study.get_trials(deepcopy=False)
+    if sampler is None and any(one.state is not TrialState.WAITING for one in trials):
         study.sampler.reseed_rng()  # a seeded sampler would draw the first parameters again
         messages.warn(
             f"The study `{study.study_name}` has trials already, and the random numbers of its"
@@ -157,10 +158,12 @@ def optimize(
     while True:
         trials = study.get_trials(deepcopy=False)
         running = [one for one in trials if one.state is TrialState.RUNNING]
-        if not running and len(trials) >= n_trials:
+        enqueued = [one for one in trials if one.state is TrialState.WAITING]
+        if not running and len(trials) - len(enqueued) >= n_trials:
             return
         if sampler is not None:
-            study.sampler = sampler(running[0].number if running else len(trials))
+            numbers = [one.number for one in running + enqueued]
+            study.sampler = sampler(numbers[0] if numbers else len(trials))
         trial = of_optuna.continued(study, running[0]) if running else study.ask()
         try:
             value = objective(trial)

@@ -5,10 +5,12 @@ the release of Optuna that it needs, in `optuna` the current one.
 """
 
 import contextlib
+import random
 import shutil
 import signal
 import sqlite3
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -49,6 +51,38 @@ TRAIN = """
 
     if __name__ == "__main__":
         main()
+"""
+ENQUEUED = """
+    import os, random, signal
+    import optuna
+    from forge.integrations.optuna import optimize
+
+    class Sampler(optuna.samplers.BaseSampler):
+        def __init__(self, number):
+            self.seed = number
+
+        def infer_relative_search_space(self, study, trial):
+            return {}
+
+        def sample_relative(self, study, trial, search_space):
+            return {}
+
+        def sample_independent(self, study, trial, name, distribution):
+            return random.Random(self.seed).random()
+
+    def objective(trial):
+        lr, x = trial.suggest_float("lr", 0, 1), trial.suggest_float("x", 0, 1)
+        print(trial.number, lr, x, flush=True)
+        if trial.number == 1 and not os.path.exists("killed"):
+            open("killed", "x")
+            os.kill(os.getpid(), signal.SIGKILL)
+        return x
+
+    study = optuna.create_study(study_name="s", storage="sqlite:///s.db", load_if_exists=True)
+    if not study.trials:
+        for lr in (0.1, 0.2, 0.3):
+            study.enqueue_trial({"lr": lr})
+    optimize(study, objective, 3, sampler=Sampler)
 """
 CONF = (
     readme.blocks("yaml", ROOT / "docs/how-to/optuna.md")[0]
@@ -189,6 +223,22 @@ def test_a_script_with_a_study_continues_its_trial(tmp_path, packages):
     states = [event["kind"] for one in ledger.read(folder / "runs/study").attempts
               for event in one.events]  # fmt: skip
     assert states.count("finish") == 10
+
+
+@pytest.mark.parametrize("packages", ["optuna", "sweepers"])
+def test_enqueued_trials_run_and_count_once(tmp_path, packages):
+    """They are in the study before they run; one of them is killed and continues."""
+    (tmp_path / "train.py").write_text(textwrap.dedent(ENQUEUED))
+    env = {"PYTHONPATH": str(Path(sys.prefix, packages))}
+    outputs = []
+    for code in (-signal.SIGKILL, 0, 0):
+        command = [sys.executable, "train.py"]
+        process = Process(command, tmp_path / f"{len(outputs)}.txt", tmp_path, **env)
+        assert process.wait() == code, process.output
+        outputs.append([line for line in process.output.splitlines() if line[0].isdigit()])
+    rates = (0.1, 0.2, 0.3)
+    whole = [f"{n} {lr} {random.Random(n).random()}" for n, lr in enumerate(rates)]
+    assert outputs == [whole[:2], whole[1:], []]
 
 
 def is_in_trial(folder, number):
