@@ -18,6 +18,8 @@ from forge.sweeps.chosen_metric import Chosen
 from forge.sweeps.job import SweepJob
 
 _FIXED = ("job", "state", "step", "steps", "attempts")
+_RESERVED = {*_FIXED, "result", "directory"}
+"""Fixed columns: no override or metric has such a name."""
 
 
 def result_of(directory: Path) -> Any:
@@ -37,9 +39,11 @@ def rows(jobs: Iterable[SweepJob], names: Iterable[str] = ()) -> list[dict[str, 
     Returns:
         Rows with the keys `job`, `state`, `step`, `steps`, `attempts`, the overrides by their keys,
         `result` (or `result.<key>` of a mapping), and for each metric `<name>` (the last value),
-        `<name>.best` and `<name>.best_step`.
+        `<name>.best` and `<name>.best_step`. An override that has the name of a fixed column
+        is `override.<key>`; a metric that has such a name, or an override's, is `metric.<name>`.
     """
-    found = []
+    found, jobs = [], list(jobs)
+    taken = _RESERVED.union(*map(_overrides, jobs))
     for job in jobs:
         row: dict[str, Any] = {
             "job": job.number,
@@ -48,18 +52,24 @@ def rows(jobs: Iterable[SweepJob], names: Iterable[str] = ()) -> list[dict[str, 
             "steps": job.steps,
             "attempts": job.attempts,
         }
-        for override in job.overrides:
-            key, _, value = override.lstrip("+~").partition("=")
-            row[key] = _value(value)
+        row |= _overrides(job)
         row |= _flat("result", result_of(job.directory))
         for chosen in map(Chosen.parse, names or job.metrics):
             metric, best = chosen.of(job), chosen.best(job)
             if metric is not None and best is not None:
-                name = chosen.name
+                name = f"metric.{chosen.name}" if chosen.name in taken else chosen.name
                 row |= {name: metric.last, f"{name}.best": best[0], f"{name}.best_step": best[1]}
         row["directory"] = str(job.directory)
         found.append(row)
     return found
+
+
+def _overrides(job: SweepJob) -> dict[str, Any]:
+    """Column -> value of each override of a job."""
+    pairs = (one.lstrip("+~").partition("=") for one in job.overrides)
+    return {
+        f"override.{key}" if key in _RESERVED else key: _value(value) for key, _, value in pairs
+    }
 
 
 def _value(text: str) -> Any:

@@ -75,16 +75,21 @@ def test_status_chooses_sorts_and_groups(run, swept):
     assert "expected one of: " in run(status, swept, "--group-by", "x", code=USAGE)
 
 
+def sweep_of(folder, jobs):
+    """A sweep of jobs that are elsewhere: the directory and the overrides of each."""
+    (folder / ".forge").mkdir(parents=True)
+    lines = [
+        json.dumps({"number": number, "subdir": str(path), "overrides": overrides})
+        for number, (path, overrides) in enumerate(jobs)
+    ]
+    (folder / ".forge" / "jobs.jsonl").write_text("\n".join([*lines, ""]))
+    return folder
+
+
 def test_more_than_fifty_jobs_show_those_that_need_attention(run, swept, tmp_path):
     """And how many more there are."""
-    sweep = tmp_path / "many"
-    (sweep / ".forge").mkdir(parents=True)
-    lines = []
-    for number in range(60):
-        own = swept / ("1" if number == 33 else "0")
-        lines.append({"number": number, "subdir": str(own), "overrides": [f"seed={number}"]})
-    text = "".join(f"{json.dumps(line)}\n" for line in lines)
-    (sweep / ".forge" / "jobs.jsonl").write_text(text)
+    jobs = [(swept / ("1" if number == 33 else "0"), [f"seed={number}"]) for number in range(60)]
+    sweep = sweep_of(tmp_path / "many", jobs)
     shown = run(status, sweep, columns=80)
     assert "seed=33" in shown
     assert "seed=34" not in shown
@@ -133,6 +138,18 @@ def test_collect_has_overrides_results_and_metrics(run, swept):
     content = json.loads(run(collect, swept, "--json", "--metric", "val_acc:min"))
     assert content["rows"][0]["val_acc.best"] == 0.0
     assert "loss" not in content["rows"][0]
+
+
+def test_a_column_of_collect_has_one_meaning(run, swept, tmp_path):
+    """People sweep over `loss` and `steps`, and log the loss."""
+    first = swept / "0", ["+loss=mse", "state=warm", "steps=1000"]
+    sweep = sweep_of(tmp_path / "sweep", [first, (swept / "2", ["steps=9"])])
+    one, other = csv.DictReader(io.StringIO(run(collect, sweep)))
+    assert [one[name] for name in ("loss", "state", "steps")] == ["mse", "finished", "40"]
+    assert (one["override.state"], one["override.steps"]) == ("warm", "1000")
+    assert (other["loss"], other["override.state"], other["override.steps"]) == ("", "", "9")
+    assert float(one["metric.loss"]) == float(other["metric.loss"]) > float(one["metric.loss.best"])
+    assert one["val_acc.best"] == "0.3"
 
 
 def test_verify_checks_every_checkpoint_and_names_the_damaged_one(run, swept, tmp_path):
