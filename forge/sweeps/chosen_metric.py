@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +17,9 @@ _HIGHER = (
     *("iou", "psnr", "ssim", "map"),
 )
 """Parts of the names of metrics of which more is better; of others less is."""
+_LOWER = ("loss", "losses", "err", "error", "errors", "mape", "smape")
+"""Words in the names of metrics of which less is better, as of `giou_loss`."""
+_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,8 @@ class Chosen:
         """Whether more of the metric is better."""
         if self.is_higher_better is not None:
             return self.is_higher_better
+        if any(word.lower() in _LOWER for word in _WORD.findall(self.name)):
+            return False
         return any(part in self.name.lower() for part in _HIGHER)
 
     def best(self, job: SweepJob) -> tuple[float, int] | None:

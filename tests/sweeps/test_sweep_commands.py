@@ -11,6 +11,7 @@ from looked_at import make_older
 
 from forge.cli import cancel, collect, logs, report, resume, status, verify, why
 from forge.cli.sweep_command import USAGE
+from forge.sweeps.chosen_metric import Chosen
 
 
 @pytest.fixture
@@ -73,6 +74,21 @@ def test_status_chooses_sorts_and_groups(run, swept):
     assert "mode=raises  1 failed" in groups
     assert "expected one of: loss, val_acc" in run(status, swept, "--metric", "x", code=USAGE)
     assert "expected one of: " in run(status, swept, "--group-by", "x", code=USAGE)
+
+
+@pytest.mark.parametrize(
+    ("names", "is_higher"),
+    [
+        ("giou_loss train_f1_loss val/heatmap-loss GIoULoss acc_err score_error val_mape", False),
+        ("loss wer lossless_bits", False),
+        ("mIoU val_acc accuracy f1_macro mAP@50 bleu4 episode_return lossless_score", True),
+    ],
+)
+def test_the_best_value_of_a_loss_is_its_lowest(names, is_higher):
+    """Also if its name contains that of a score."""
+    assert {name: Chosen(name).is_higher for name in names.split()} == dict.fromkeys(
+        names.split(), is_higher
+    )
 
 
 def sweep_of(folder, jobs):
