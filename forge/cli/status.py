@@ -156,7 +156,7 @@ def _groups(jobs: Iterable[SweepJob], key: str, metric: Chosen) -> Iterable[Line
             f"`--group-by {key}`: no job has this override; expected one of:"
             f" {', '.join(sorted(names)) or 'the sweep has none'}"
         )
-    width = max(map(len, groups))
+    width = max(map(len, groups), default=0)
     for value, members in groups.items():
         by_state = [(state, [job for job in members if job.state is state]) for state in ORDER]
         counts = ", ".join(f"{len(some)} {state.value}" for state, some in by_state if some)

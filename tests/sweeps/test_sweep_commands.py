@@ -72,6 +72,7 @@ def test_status_chooses_sorts_and_groups(run, swept):
     assert order == ["0", "2", "1", "3"]
     groups = run(status, swept, "--group-by", "mode")
     assert "mode=raises  1 failed" in groups
+    assert run(status, swept, "--running", "--group-by", "mode") == ""
     assert "expected one of: loss, val_acc" in run(status, swept, "--metric", "x", code=USAGE)
     assert "expected one of: " in run(status, swept, "--group-by", "x", code=USAGE)
 
