@@ -44,8 +44,8 @@ def _cancel(options: argparse.Namespace) -> int:
     whole, jobs, are_named = sweep_command.pick(options.words)
     if not are_named and not whole.is_single and not options.all:
         raise NoSweep(
-            f"expected the jobs to cancel, as in `forge cancel 0`; `--all` cancels all"
-            f" {len(jobs)} jobs of {whole.path}"
+            f"expected the jobs to cancel, as in `{whole.command('cancel', 0)}`; `--all` cancels"
+            f" all {len(jobs)} jobs of {whole.path}"
         )
     left = [job for job in jobs if not _has_ended(job)]
     for job in jobs:
@@ -59,8 +59,9 @@ def _cancel(options: argparse.Namespace) -> int:
     problems += _scancel([job for job in left if job.has_wrapper and job.state is State.queued])
     for text in problems:
         sys.stderr.write(messages.escape(f"forge: {text}\n", "\n"))
+    look = whole.command("status")
     output(
-        f"job {job.number}: asked to stop; `forge status` shows when it has"
+        f"job {job.number}: asked to stop; `{messages.escape(look)}` shows when it has"
         for job in left
         if job.has_wrapper and job.state.is_active
     )

@@ -47,7 +47,7 @@ def _print(options: argparse.Namespace) -> int:
     if len(jobs) != 1:
         raise NoSweep(
             f"expected one job, found {len(jobs)} in {whole.path}: name a job by its number or its"
-            " overrides, as in `forge logs 0`"
+            f" overrides, as in `{whole.command('logs', 0)}`"
         )
     (job,) = jobs
     path = output.path_of(job.directory, options.rank)

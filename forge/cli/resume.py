@@ -50,9 +50,11 @@ def _resume(options: argparse.Namespace) -> int:
     overrides = [word for word in options.words if choose.is_option(word)]
     whole, jobs, are_named = sweep_command.pick(words)
     if whole.is_single:
-        script = whole.path / ".forge" / "resume.sh"
-        raise NoSweep(f"{whole.path} is a single run, and no sweep. To resume it: sh {script}")
-    chosen, left = choose.jobs_to_start(jobs, are_named=are_named, only_failed=options.failed)
+        how = whole.command("resume")
+        raise NoSweep(f"{whole.path} is a single run, and no sweep. To resume it: {how}")
+    chosen, left = choose.jobs_to_start(
+        whole, jobs, are_named=are_named, only_failed=options.failed
+    )
     try:
         launched = record.read(whole.path)
         changes = choose.changed_options(overrides, launched.launcher)
@@ -70,7 +72,7 @@ def _say(
 ) -> None:
     """Say which jobs start, and which do not, and why; of many finished jobs only the number."""
     finished = [one for one in left if one.job.state is State.finished and not are_named]
-    lines = [f"job {one.job.number} {one.because}" for one in left if one not in finished]
+    lines = [f"job {one.job.number} {escape(one.because)}" for one in left if one not in finished]
     if finished:
         lines.append(f"{words.count(len(finished), 'job')} finished")
     for job in chosen:

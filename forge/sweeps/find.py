@@ -15,8 +15,9 @@ from typing import NamedTuple
 
 from forge.errors import NoSweep, SlurmError
 from forge.filesystem.files import FORGE
+from forge.jobdir.job_files import forge_dir
 from forge.slurm import client
-from forge.sweeps.sweep import is_job, is_sweep
+from forge.sweeps.reader import INDEX
 
 PARENTS = ("multirun", "outputs")
 """Hydra's default directories of sweeps and of single runs."""
@@ -68,6 +69,17 @@ def above(path: Path) -> FoundSweep | None:
         if inside is None and is_job(one):
             inside = one
     return FoundSweep(inside) if inside is not None else None
+
+
+def is_job(path: Path) -> bool:
+    """Whether a path is the directory of a job, or of a run without a launcher."""
+    own = forge_dir(path)
+    return (own / "plan.json").is_file() or (own / "ledger").is_dir()
+
+
+def is_sweep(path: Path) -> bool:
+    """Whether a path is the directory of a sweep."""
+    return (forge_dir(path) / INDEX).is_file()
 
 
 def newest(path: Path) -> FoundSweep:

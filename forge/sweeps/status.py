@@ -86,8 +86,8 @@ def table(
     remarks = list(map(escape, sweep.missing))
     if not is_chosen and len(shown) > MOST:
         shown = [job for job in shown if job.needs_attention][:MOST]
-        rest = len(jobs) - len(shown)
-        remarks.insert(0, f"… and {rest} more; `forge status --all` shows all jobs")
+        rest, command = len(jobs) - len(shown), sweep.command("status --all")
+        remarks.insert(0, f"… and {rest} more; `{escape(command)}` shows all jobs")
     is_single = sweep.is_single
     rows = [
         JobRow(job, cells(job, metric, now), notes(job, now, is_single=is_single)) for job in shown
@@ -186,15 +186,16 @@ def following(sweep: Sweep) -> list[tuple[str, str]]:
     """The commands that are worth typing next, and what they are for."""
     bad = [job for job in sweep.jobs if job.needs_attention]
     found = []
-    where = "" if sweep.is_single else f" {bad[0].number}" if bad else ""
+    names = [bad[0].number] if bad and not sweep.is_single else []
     if bad:
         what = "why it ended" if sweep.is_single else f"why job {bad[0].number} ended"
-        found += [(f"forge why{where}", what), (f"forge logs{where}", "its output")]
+        found += [(sweep.command("why", *names), what)]
+        found += [(sweep.command("logs", *names), "its output")]
     left = [job for job in sweep.jobs if job.state.is_final and job.state is not State.finished]
     if left and not sweep.is_single:
-        found.append(("forge resume", f"start again {words.count(len(left), 'job')}"))
+        found.append((sweep.command("resume"), f"start again {words.count(len(left), 'job')}"))
     if any(job.state.is_active for job in sweep.jobs):
-        found.append(("forge status --watch", "look again every two seconds"))
+        found.append((sweep.command("status --watch"), "look again every two seconds"))
     if any(job.metrics for job in sweep.jobs) and len(sweep.jobs) > 1:
-        found.append(("forge collect", "overrides and results as a table"))
-    return found
+        found.append((sweep.command("collect"), "overrides and results as a table"))
+    return [(escape(command), what) for command, what in found]

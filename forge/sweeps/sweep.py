@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import re
+import shlex
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +17,8 @@ from forge.filesystem.files import FORGE, open_file, read_plain
 from forge.jobdir.job_files import LAUNCH, LOCK, forge_dir
 from forge.jobdir.job_state import State
 from forge.slurm.submitted import Submitted
-from forge.sweeps import collect, reader, words
+from forge.sweeps import collect, find, reader, words
+from forge.sweeps.find import is_job
 from forge.sweeps.job import SweepJob
 from forge.sweeps.liveness import HeldLocks
 from forge.sweeps.reader import INDEX, JobPlace
@@ -52,6 +56,24 @@ class Sweep:
 
         rows = collect.rows(self.jobs)
         return pd.DataFrame(rows, columns=collect.columns(rows))
+
+    def command(self, name: str, *words: object) -> str:
+        """A command about this sweep, to be typed in the current directory.
+
+        Args:
+            name: The name of the command of forge, and its options.
+            words: Its arguments after the sweep.
+        """
+        return " ".join(filter(None, ("forge", name, self._argument, *map(str, words))))
+
+    @functools.cached_property
+    def _argument(self) -> str:
+        """The sweep's path in a command; empty if the command finds the sweep without it."""
+        with contextlib.suppress(NoSweep, OSError):
+            found = find.find(None)
+            if not found.job and os.path.realpath(found.path) == os.path.realpath(self.path):
+                return ""
+        return shlex.quote(str(self.path))
 
     def find(self, wanted: str) -> SweepJob:
         """A job by its number, its Slurm id, its directory, or an override such as `lr=0.1`.
@@ -115,17 +137,6 @@ def read_again(path: Path, job: SweepJob) -> SweepJob:
     """A job of the sweep in `path`, as it is now."""
     place = JobPlace(job.number, "", job.overrides)
     return reader.read_job(place, job.directory, job.label, HeldLocks())
-
-
-def is_job(path: Path) -> bool:
-    """Whether a path is the directory of a job, or of a run without a launcher."""
-    own = forge_dir(path)
-    return (own / "plan.json").is_file() or (own / "ledger").is_dir()
-
-
-def is_sweep(path: Path) -> bool:
-    """Whether a path is the directory of a sweep."""
-    return (forge_dir(path) / INDEX).is_file()
 
 
 def _sweep(path: Path) -> Sweep:

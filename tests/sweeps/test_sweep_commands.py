@@ -3,7 +3,10 @@
 import csv
 import io
 import json
+import os
 import re
+import shlex
+import shutil
 import sys
 
 import pytest
@@ -12,6 +15,7 @@ from looked_at import make_older
 from forge.cli import cancel, collect, logs, report, resume, status, verify, why
 from forge.cli.sweep_command import USAGE
 from forge.sweeps.chosen_metric import Chosen
+from forge.cli.sweep_command import USAGE, pick
 
 
 @pytest.fixture
@@ -30,8 +34,9 @@ def run(capfd, monkeypatch):
     return call
 
 
-def test_status_shows_each_job_and_what_to_type_next(run, swept):
+def test_status_shows_each_job_and_what_to_type_next(run, swept, monkeypatch):
     """In 80 columns: a person reads it over ssh."""
+    monkeypatch.chdir(swept.parent)
     text = run(status, swept, columns=80)
     lines = text.splitlines()
     assert all(len(line) <= 80 for line in lines[1:])  # the first is a path
@@ -39,8 +44,28 @@ def test_status_shows_each_job_and_what_to_type_next(run, swept):
     assert "ValueError: planted error" in text
     assert "2 attempts: 1 crashed, 1 finished" in text
     assert "checkpoint step_10, " in text
-    assert "forge why 1" in text
-    assert "forge resume" in text
+    assert "forge why 1 " in text
+    assert "forge resume  " in text
+
+
+def test_the_commands_to_type_next_are_about_the_same_sweep(run, swept, tmp_path, monkeypatch):
+    """Without its path, `forge resume` would start the jobs of a newer sweep."""
+    old, new = tmp_path / "multirun" / "it's old", tmp_path / "multirun" / "new"
+    for place, when in ((old, 100), (new, 200)):
+        shutil.copytree(swept, place, symlinks=True)
+        os.utime(place / ".forge", (when, when))
+    monkeypatch.chdir(tmp_path)
+    named = f"forge resume {shlex.quote(str(old))}"
+    lines = run(status, old, columns=80).splitlines()
+    commands = [shlex.split(line.split("  ")[0])[1:] for line in lines if line[:6] == "forge "]
+    assert [command[0] for command in commands] == ["why", "logs", "resume", "collect"]
+    assert {pick(command[1:])[0].path for command in commands} == {old}
+    assert named in " ".join(run(why, old, 1).split())
+    assert "forge resume`" in run(why, new, 1)
+    monkeypatch.chdir(new)
+    assert "forge resume  " in run(status, new, columns=80)
+    monkeypatch.chdir(new / "1")  # the command would start this job alone
+    assert f"forge resume {new}  " in run(status, new, columns=80)
 
 
 def test_status_in_a_pipe_is_a_line_for_each_job(run, swept):
@@ -171,8 +196,6 @@ def test_a_column_of_collect_has_one_meaning(run, swept, tmp_path):
 
 def test_verify_checks_every_checkpoint_and_names_the_damaged_one(run, swept, tmp_path):
     """Exit code 74, so that a script notices."""
-    import shutil
-
     assert "0 damaged" in run(verify, swept)
     copy = tmp_path / "sweep"
     shutil.copytree(swept, copy, symlinks=True)

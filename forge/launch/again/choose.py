@@ -21,6 +21,7 @@ from forge.jobdir.job_state import State
 from forge.jobdir.plan import JobPlan
 from forge.slurm import client
 from forge.sweeps.job import SweepJob
+from forge.sweeps.sweep import Sweep
 
 _BY_A_PERSON = (Reason.cancelled.name,)
 _FAILED = (State.failed, State.lost)
@@ -37,11 +38,12 @@ class Left:
 
 
 def jobs_to_start(
-    jobs: Sequence[SweepJob], *, are_named: bool, only_failed: bool
+    sweep: Sweep, jobs: Sequence[SweepJob], *, are_named: bool, only_failed: bool
 ) -> tuple[list[SweepJob], list[Left]]:
     """The jobs to start, and the others.
 
     Args:
+        sweep: The sweep.
         jobs: The jobs that are meant.
         are_named: Whether a person has named each of them: then cancelled jobs start, too.
         only_failed: Whether only jobs start that failed or were lost.
@@ -58,7 +60,7 @@ def jobs_to_start(
         elif only_failed and job.state not in _FAILED:
             because = f"is {job.state.value}, and not failed"
         elif not are_named and job.is_cancelled:
-            because = f"was cancelled; `forge resume {job.number}` starts it"
+            because = f"was cancelled; `{sweep.command('resume', job.number)}` starts it"
         if because:
             left.append(Left(job, because))
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -63,7 +64,7 @@ def run(
             stagger_s=options.stagger_s,
         )
         stopped_by = queue.run()
-    if how := how_to_resume(queued, f"forge resume {path}"):
+    if how := how_to_resume(queued, f"forge resume {shlex.quote(str(path))}"):
         messages.say(how)
     if stopped_by is not None:
         return 128 + stopped_by

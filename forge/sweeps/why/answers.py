@@ -61,7 +61,7 @@ def _cancelled(known: Evidence) -> Explanation:
         Cause.cancelled,
         f"The job {what} cancelled{by}{begun}.{step}",
         (f"{known.directory}/.forge/cancel.json",) if known.files.cancel else ("Slurm",),
-        (f"`forge resume {job.number}` starts it again.",),
+        (f"`{known.resume(job.number)}` starts it again.",),
     )
 
 
@@ -70,12 +70,13 @@ def _queued(known: Evidence) -> Iterator[Explanation]:
     if job.waits_for:
         is_stuck = pending.is_stuck(job.waits_for)
         what = ", which does not end by itself" if is_stuck else ""
-        release, cancel = f"`scontrol release {job.slurm_id}`", f"`forge cancel {job.number}`"
+        release = f"`scontrol release {job.slurm_id}`"
+        cancel, resume = known.sweep.command("cancel", job.number), known.resume()
         yield Explanation(
             Cause.pending,
             f"Slurm has the job in its queue: {job.waits_for}{what}.",
             (f"squeue, job {job.slurm_id}",),
-            (f"If it is held: {release}. Else {cancel}, and `forge resume` with other options.",)
+            (f"If it is held: {release}. Else `{cancel}`, and `{resume}` with other options.",)
             if is_stuck
             else (),
         )
@@ -86,7 +87,7 @@ def _queued(known: Evidence) -> Iterator[Explanation]:
             Cause.not_started,
             "The job was not started, and no launcher of this sweep runs on this machine.",
             (f"{known.sweep.path}/.forge/lock is not locked",),
-            ("`forge resume` starts it.",),
+            (f"`{known.resume()}` starts it.",),
         )
     else:
         yield Explanation(
@@ -102,7 +103,7 @@ def _lost(known: Evidence) -> Explanation:
         f"The job's processes have ended without recording why (state `{section}`): they were"
         " killed together with their launcher, or the machine went down.",
         (f"nothing holds {known.directory}/.forge/lock, and its last state is `{section}`",),
-        ("`forge resume` continues it from its last checkpoint.",),
+        (f"`{known.resume()}` continues it from its last checkpoint.",),
     )
 
 
@@ -132,7 +133,7 @@ def _budget(known: Evidence, reason: str) -> Iterator[Explanation]:
             f"The job is not started again: {words.count(counts[counter], 'restart')} for this"
             f" reason, and the limit is {most}.",
             (f"`resilience.{key}={most}`",),
-            (f"Find out why it ends; then `forge resume`, or raise `resilience.{key}`.",),
+            (f"Find out why it ends; then `{known.resume()}`, or raise `resilience.{key}`.",),
         )
     if counter and limits.get("enabled") is False:
         yield Explanation(

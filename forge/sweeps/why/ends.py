@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable
 
 from forge.errors import Reason
@@ -69,7 +70,7 @@ def _failed(known: Evidence, attempt: AttemptRecord) -> Explanation:
         (_ended(attempt), f"traceback: {known.output_file()}"),
         (
             "forge does not start a job again after an exception, since it would come back."
-            " Correct the code, then run `forge resume`.",
+            f" Correct the code, then run `{known.resume()}`.",
         ),
     )
 
@@ -84,7 +85,7 @@ def _code_changed(known: Evidence, attempt: AttemptRecord) -> Explanation:
         (_ended(attempt), attempt.text),
         (
             "Undo the edit, or make the code work with the config of the submission"
-            f" ({known.directory}/.forge/config.yaml); then run `forge resume`.",
+            f" ({known.directory}/.forge/config.yaml); then run `{known.resume()}`.",
         ),
     )
 
@@ -93,8 +94,9 @@ def _code_changed(known: Evidence, attempt: AttemptRecord) -> Explanation:
 
 
 def _out_of_memory(known: Evidence, attempt: AttemptRecord) -> Explanation:
-    slurm = known.files.plan.get("slurm") is not None
-    more = "`forge resume hydra.launcher.mem_gb=…`" if slurm else "a smaller batch, fewer workers"
+    more = "a smaller batch, fewer workers"
+    if known.files.plan.get("slurm") is not None and not known.sweep.is_single:
+        more = f"`{known.resume('hydra.launcher.mem_gb=…')}`"
     return Explanation(
         Cause.out_of_memory,
         f"The kernel killed the job for lack of memory; {_repeats(attempt)}.",
@@ -121,7 +123,7 @@ def _io_error(known: Evidence, attempt: AttemptRecord) -> Explanation:
         Cause.checkpoints,
         "The checkpoints cannot be written or read.",
         (_ended(attempt), *_messages(known)),
-        (f"`forge verify {known.directory}` checks all of them.",),
+        (f"`forge verify {shlex.quote(str(known.directory))}` checks all of them.",),
     )
 
 
@@ -263,9 +265,8 @@ def _by_a_person(known: Evidence, attempt: AttemptRecord) -> Explanation:
         "interrupted": "The job was stopped by Ctrl+C",
         "orphaned": "The launcher of the job exited, so the job saved and stopped",
     }[attempt.reason]
-    what = "`forge resume` continues it" + (
-        ", if it is named." if attempt.reason == "cancelled" else "."
-    )
+    names = [known.job.number] if attempt.reason == "cancelled" else []
+    what = f"`{known.resume(*names)}` continues it."
     return Explanation(
         Cause[attempt.reason], f"{text}; {_repeats(attempt)}.", (_ended(attempt),), (what,)
     )
@@ -323,17 +324,18 @@ def _halted(known: Evidence, attempt: AttemptRecord) -> Explanation:
         (_ended(attempt),),
         (
             "A NaN: lower the learning rate, or set `resilience.nan.action=skip` or `rollback`"
-            " (docs/how-to/handle-nans.md), then `forge resume`.",
+            f" (docs/how-to/handle-nans.md), then `{known.resume()}`.",
         ),
     )
 
 
 def _bad_config(known: Evidence, attempt: AttemptRecord) -> Explanation:
+    logs = known.sweep.command("logs", known.job.number)
     return Explanation(
         Cause.config,
         "The config of the job, its code or the objects of forge.Run do not fit.",
         (_ended(attempt), *_messages(known)),
-        (f"`forge logs {known.job.number}` prints the message, which says what to do.",),
+        (f"`{logs}` prints the message, which says what to do.",),
     )
 
 
@@ -351,7 +353,7 @@ def _unanswered(known: Evidence, attempt: AttemptRecord) -> Explanation:
         Cause.not_requeued,
         f"Slurm did not requeue the job: {attempt.text}.",
         (_ended(attempt),),
-        ("`forge resume` submits it again.",),
+        (f"`{known.resume()}` submits it again.",),
     )
 
 

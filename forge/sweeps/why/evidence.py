@@ -135,6 +135,10 @@ class Evidence:
         """The end of the output of the rank that ended the job."""
         return output.end_of(self.job.directory, self.job.rank)
 
+    def resume(self, *words: object) -> str:
+        """The command that starts the job again."""
+        return self.sweep.command("resume", *words)
+
     def output_file(self) -> str:
         """The file with that output."""
         return str(output.path_of(self.job.directory, self.job.rank))
