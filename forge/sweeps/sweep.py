@@ -64,6 +64,8 @@ class Sweep:
             name: The name of the command of forge, and its options.
             words: Its arguments after the sweep.
         """
+        if self.is_single and name == "resume":
+            return f"sh {shlex.quote(str(forge_dir(self.path) / 'resume.sh'))}"
         return " ".join(filter(None, ("forge", name, self._argument, *map(str, words))))
 
     @functools.cached_property

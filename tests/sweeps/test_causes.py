@@ -126,6 +126,14 @@ def test_a_save_that_failed_is_said_once(swept):
     assert Cause.save_failed not in causes(found)
 
 
+def test_a_lost_run_is_continued_by_its_script(swept):
+    """`forge resume` starts the jobs of a sweep, and refuses a single run."""
+    run = forge.sweep(swept / "1")
+    (job,) = run.jobs
+    found = Evidence(run, replace(job, state=State.lost))
+    assert f"`sh {swept}/1/.forge/resume.sh` continues it" in answers.of_job(found)[0].remedy[0]
+
+
 def test_a_lost_node_is_known_from_the_next_start_of_the_job(tmp_path):
     """The wrapper of the first attempt was lost with its node, and could not record an end."""
     start = {"kind": "attempt", "attempt": 1, "nodes": "n4", "t": 1.0}
