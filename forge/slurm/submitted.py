@@ -25,7 +25,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from forge.filesystem.files import append, make_trusted_directory, open_trusted, read_if_there
+from forge.filesystem.files import (
+    append,
+    make_trusted_directory,
+    open_trusted,
+    read_if_there,
+    read_plain,
+)
 from forge.jobdir import job_state
 from forge.jobdir.job_files import (
     CODE,
@@ -49,9 +55,14 @@ def submissions(sweep: Path) -> Path:
 
 
 class Submitted:
-    """The last submission of each job of a sweep."""
+    """The last submission of each job of a sweep.
 
-    def __init__(self, sweep: Path) -> None:
+    Args:
+        sweep: The sweep's directory.
+        is_looked_at: Whether the record is only shown, so that it does not matter who wrote it.
+    """
+
+    def __init__(self, sweep: Path, *, is_looked_at: bool = False) -> None:
         self.sweep = sweep
         self._path = submissions(sweep) / "jobs.jsonl"
         self.ids: dict[int, str] = {}
@@ -63,7 +74,7 @@ class Submitted:
         self.composed: dict[int, str] = {}
         """Fingerprint of the config with which each job was submitted."""
         self._unanswered: dict[str, list[int]] = {}
-        text = read_if_there(self._path)
+        text = _shown(self._path) if is_looked_at else read_if_there(self._path)
         for line in text.split("\n"):
             try:
                 self._take(json.loads(line))
@@ -113,6 +124,13 @@ class Submitted:
     def _write(self, entry: dict[str, Any]) -> None:
         self._take(entry)
         append(self._path, json.dumps(entry) + "\n")
+
+
+def _shown(path: Path) -> str:
+    try:
+        return read_plain(path).decode(errors="replace")
+    except FileNotFoundError:
+        return ""
 
 
 # -- the bundle of a submission --------------------------------------------------------------------

@@ -29,7 +29,7 @@ def asked(sweep: Sweep) -> Sweep:
     except SlurmRefused as error:
         text = f"squeue does not answer, so the states are those of the files: {error}"
         return replace(sweep, missing=(*sweep.missing, text))
-    scripts = Submitted(sweep.path).scripts
+    scripts = Submitted(sweep.path, is_looked_at=True).scripts
     jobs = []
     for job in sweep.jobs:
         if job in left:

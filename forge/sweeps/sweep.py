@@ -146,7 +146,7 @@ def _sweep(path: Path) -> Sweep:
     index = read_plain(forge_dir(path) / INDEX)
     found, bad = reader.places(index.decode(errors="replace"))
     texts, common = reader.labels(one.overrides for one in found)
-    ids = Submitted(path).ids
+    ids = Submitted(path, is_looked_at=True).ids
     jobs = []
     for place, label in zip(found, texts, strict=True):
         directory = Path(os.path.normpath(path / place.subdir))

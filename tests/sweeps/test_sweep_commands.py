@@ -16,6 +16,7 @@ from forge.cli import cancel, collect, logs, report, resume, status, verify, why
 from forge.cli.sweep_command import USAGE
 from forge.sweeps.chosen_metric import Chosen
 from forge.cli.sweep_command import USAGE, pick
+from forge.slurm import client
 
 
 @pytest.fixture
@@ -230,6 +231,29 @@ def test_a_path_that_is_no_sweep_is_said_in_one_line(run, tmp_path):
         text = run(command, tmp_path / "none", code=USAGE)
         assert "there is no such path" in text
         assert text.count("\n") == 1
+
+
+def test_a_sweep_that_others_can_write_is_read(run, swept, tmp_path, monkeypatch):
+    """The sweep of a colleague, or of a group: nothing in the files is executed."""
+    copy = shutil.copytree(swept, tmp_path / "sweep", symlinks=True)
+    record = copy / ".forge" / "slurm" / "jobs.jsonl"
+    record.parent.mkdir()
+    record.write_text(
+        '{"script": "x", "numbers": [3], "composed": [""]}\n{"script": "x", "id": "7"}'
+    )
+    shutil.rmtree(copy / "3")
+    monkeypatch.setattr(client, "can_submit", lambda: True)
+    monkeypatch.setattr(client, "queue", lambda within_s: {})
+    for path in (copy, *copy.rglob("*")):
+        path.chmod(path.stat().st_mode | 0o022)
+    shown = run(status, copy)
+    assert "planted error" in shown
+    assert "Slurm no longer knows it" in shown
+    assert "planted error" in run(why, copy, 1)
+    assert "planted error" in run(logs, copy, 1)
+    assert ",ends,40," in run(collect, copy)
+    assert "0 damaged" in run(verify, copy)
+    assert run(report, copy, "-o", tmp_path / "report.html") == f"{tmp_path / 'report.html'}\n"
 
 
 def test_every_command_works_on_files_of_an_earlier_version(run, swept, tmp_path):
