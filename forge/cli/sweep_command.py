@@ -84,11 +84,21 @@ def pick(words: list[str]) -> tuple[Sweep, list[SweepJob], bool]:
 
 
 def _is_here(word: str) -> bool:
-    """Whether a word names a job of the sweep that is found without an argument."""
+    """Whether a word names a job of the sweep that is found without an argument.
+
+    Raises:
+        NoSweep: If the word can name nothing else, and names no job or several.
+    """
     try:
-        read(None)[0].find(word)
+        whole, _ = read(None)
     except NoSweep:
         return False
+    try:
+        whole.find(word)
+    except NoSweep:
+        if "=" not in word and (os.sep in word or find.is_slurm_id(word)):
+            return False
+        raise
     return True
 
 

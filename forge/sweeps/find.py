@@ -52,7 +52,7 @@ def find(wanted: str | None) -> FoundSweep:
             return found
         if path.is_dir():
             return newest(path.absolute())
-    if _SLURM_ID.fullmatch(wanted):
+    if is_slurm_id(wanted):
         return of_slurm_id(wanted)
     problem = "it is in no sweep and in no run" if path.exists() else "there is no such path"
     raise NoSweep(
@@ -118,6 +118,11 @@ def _below(path: Path, depth: int) -> Iterator[Path]:
         yield folder
         if depth > 1 and not (folder / FORGE).is_dir():
             yield from _below(folder, depth - 1)
+
+
+def is_slurm_id(word: str) -> bool:
+    """Whether a word looks like the Slurm id of a job."""
+    return _SLURM_ID.fullmatch(word) is not None
 
 
 def of_slurm_id(slurm_id: str) -> FoundSweep:

@@ -80,12 +80,14 @@ class Sweep:
     def find(self, wanted: str) -> SweepJob:
         """A job by its number, its Slurm id, its directory, or an override such as `lr=0.1`.
 
-        A number that is also the Slurm id of another job is the number.
+        A number that is also the Slurm id of another job is the number; overrides that are all of a
+        job's label are that job.
 
         Raises:
             NoSweep: If no job, or more than one, matches.
         """
         found = [job for job in self.jobs if wanted == str(job.number)]
+        found = found or [job for job in self.jobs if wanted and wanted == job.label]
         found = found or [job for job in self.jobs if _is_called(job, wanted)]
         if len(found) == 1:
             return found[0]
@@ -105,9 +107,11 @@ def _name(job: SweepJob) -> str:
 def _is_called(job: SweepJob, wanted: str) -> bool:
     if wanted and wanted == job.slurm_id:
         return True
-    words = wanted.replace(",", " ").split()
-    if words and all("=" in word for word in words):
-        return set(words) <= set(job.overrides)
+    left = f",{wanted.replace(' ', ',')},"
+    for override in sorted(job.overrides, key=len, reverse=True):  # its value can have commas
+        left = left.replace(f",{override.replace(' ', ',')},", ",", 1)
+    if "=" in wanted and not left.strip(","):
+        return True
     return os.path.realpath(wanted) == os.path.realpath(job.directory)
 
 

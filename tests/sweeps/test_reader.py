@@ -235,6 +235,24 @@ def test_a_job_is_found_by_its_number_and_by_overrides(swept, wanted):
     assert forge.sweep(swept).find(wanted).number == 1
 
 
+def test_a_job_is_found_by_overrides_with_commas_and_by_its_label(swept):
+    """`forge status` prints the label: a person copies it."""
+    read = forge.sweep(swept)
+    overrides = (("layers=[1,2]",), ("layers=[1,2]", "lr=0.1"), ("layers=[1,3]", "lr=0.1"))
+    jobs = [
+        dataclasses.replace(read.jobs[0], number=number, overrides=own, label=" ".join(own))
+        for number, own in enumerate(overrides)
+    ]
+    read = dataclasses.replace(read, jobs=tuple(jobs))
+    assert [read.find(job.label).number for job in jobs] == [0, 1, 2]
+    assert read.find("layers=[1,3]").number == 2
+    assert read.find("lr=0.1,layers=[1,2]").number == 1
+    with pytest.raises(NoSweep, match="more than one"):
+        read.find("lr=0.1")
+    with pytest.raises(NoSweep, match="no such job"):
+        read.find("layers=[1]")
+
+
 def test_a_name_of_no_job_or_of_several_is_refused_with_the_known_ones(swept):
     """The message names what there is."""
     read = forge.sweep(swept)

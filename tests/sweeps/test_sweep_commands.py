@@ -233,6 +233,14 @@ def test_a_path_that_is_no_sweep_is_said_in_one_line(run, tmp_path):
         assert text.count("\n") == 1
 
 
+def test_a_name_that_no_job_or_several_have_is_said(run, swept, monkeypatch):
+    """The error is not about a path that the person did not mean."""
+    monkeypatch.chdir(swept.parent)
+    assert "`lr=0.2`: more than one job matches" in run(why, "lr=0.2", code=USAGE)
+    assert "`mode=rises`: there is no such job" in run(why, "mode=rises", code=USAGE)
+    assert "there is no such path" in run(why, "multirun/none", code=USAGE)
+
+
 def test_a_sweep_that_others_can_write_is_read(run, swept, tmp_path, monkeypatch):
     """The sweep of a colleague, or of a group: nothing in the files is executed."""
     copy = shutil.copytree(swept, tmp_path / "sweep", symlinks=True)
