@@ -24,7 +24,7 @@ JOBS = (
 )
 _WIDTH = 78
 USAGE = 2
-"""Exit code if there is no such sweep or job."""
+"""Exit code if there is no such sweep or job, or if a file of it cannot be used."""
 
 
 def parser(name: str, description: str, examples: str) -> argparse.ArgumentParser:
@@ -39,7 +39,7 @@ def parser(name: str, description: str, examples: str) -> argparse.ArgumentParse
 
 
 def run(command: Callable[[], int]) -> int:
-    """Run a command; if there is no such sweep or job, print that.
+    """Run a command; if there is no such sweep or job, or a file of it cannot be used, print that.
 
     Returns:
         The command's exit code, or 2.
@@ -47,8 +47,11 @@ def run(command: Callable[[], int]) -> int:
     try:
         return command()
     except NoSweep as error:
-        sys.stderr.write(messages.escape(f"forge: {error}.\n", "\n"))
-        return USAGE
+        text = str(error)
+    except OSError as error:
+        text = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+    sys.stderr.write(messages.escape(f"forge: {text}.\n", "\n"))
+    return USAGE
 
 
 def read(wanted: str | None) -> tuple[Sweep, list[SweepJob]]:

@@ -51,6 +51,7 @@ def find(wanted: str | None) -> FoundSweep:
         if found is not None:
             return found
         if path.is_dir():
+            os.listdir(path)  # or say why it cannot be read
             return newest(path.absolute())
     if is_slurm_id(wanted):
         return of_slurm_id(wanted)
@@ -72,14 +73,17 @@ def above(path: Path) -> FoundSweep | None:
 
 
 def is_job(path: Path) -> bool:
-    """Whether a path is the directory of a job, or of a run without a launcher."""
+    """Whether a path is the directory of a job, or of a run without a launcher.
+
+    A directory that this user cannot read is none.
+    """
     own = forge_dir(path)
-    return (own / "plan.json").is_file() or (own / "ledger").is_dir()
+    return os.path.isfile(own / "plan.json") or os.path.isdir(own / "ledger")
 
 
 def is_sweep(path: Path) -> bool:
-    """Whether a path is the directory of a sweep."""
-    return (forge_dir(path) / INDEX).is_file()
+    """Whether a path is the directory of a sweep; not if this user cannot read it."""
+    return os.path.isfile(forge_dir(path) / INDEX)
 
 
 def newest(path: Path) -> FoundSweep:
@@ -116,7 +120,7 @@ def _below(path: Path, depth: int) -> Iterator[Path]:
         if folder.name.startswith("."):
             continue
         yield folder
-        if depth > 1 and not (folder / FORGE).is_dir():
+        if depth > 1 and not os.path.isdir(folder / FORGE):
             yield from _below(folder, depth - 1)
 
 

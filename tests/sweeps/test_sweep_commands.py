@@ -11,6 +11,7 @@ import sys
 
 import pytest
 from looked_at import make_older
+from two_users import ATTACKER, as_user, place
 
 from forge.cli import cancel, collect, logs, report, resume, status, verify, why
 from forge.cli.sweep_command import USAGE
@@ -52,9 +53,9 @@ def test_status_shows_each_job_and_what_to_type_next(run, swept, monkeypatch):
 def test_the_commands_to_type_next_are_about_the_same_sweep(run, swept, tmp_path, monkeypatch):
     """Without its path, `forge resume` would start the jobs of a newer sweep."""
     old, new = tmp_path / "multirun" / "it's old", tmp_path / "multirun" / "new"
-    for place, when in ((old, 100), (new, 200)):
-        shutil.copytree(swept, place, symlinks=True)
-        os.utime(place / ".forge", (when, when))
+    for copy, when in ((old, 100), (new, 200)):
+        shutil.copytree(swept, copy, symlinks=True)
+        os.utime(copy / ".forge", (when, when))
     monkeypatch.chdir(tmp_path)
     named = f"forge resume {shlex.quote(str(old))}"
     lines = run(status, old, columns=80).splitlines()
@@ -262,6 +263,31 @@ def test_a_sweep_that_others_can_write_is_read(run, swept, tmp_path, monkeypatch
     assert ",ends,40," in run(collect, copy)
     assert "0 damaged" in run(verify, copy)
     assert run(report, copy, "-o", tmp_path / "report.html") == f"{tmp_path / 'report.html'}\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
+def test_what_this_user_cannot_read_is_said_in_one_line(swept):
+    """A closed directory next to the sweep is nobody's business: /tmp and /scratch have some."""
+
+    def look(command, *arguments):
+        os.chdir(shared.shared)
+        with (
+            os.fdopen(1, "w", closefd=False) as sys.stdout,
+            os.fdopen(2, "w", closefd=False) as sys.stderr,
+        ):
+            return command.main([*map(str, arguments)])
+
+    with place() as shared:
+        copy = shutil.copytree(swept, shared.shared / "multirun" / "sweep", symlinks=True)
+        (copy / "1" / "output.log").chmod(0o600)
+        closed = shared.shared / "closed"
+        closed.mkdir(0o700)
+        assert "2 finished" in as_user(ATTACKER, lambda: look(status)).text
+        for words in ((logs, 1), (status, closed)):
+            said = as_user(ATTACKER, lambda words=words: look(*words)).text.splitlines()
+            assert len(said) == 2, said
+            assert ": Permission denied" in said[0]
+            assert said[1] == str(USAGE)
 
 
 def test_every_command_works_on_files_of_an_earlier_version(run, swept, tmp_path):
