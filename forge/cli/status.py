@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 
 from forge.cli import sweep_command
-from forge.cli.sweep_command import output, width
+from forge.cli.sweep_command import output, print_lines, width
 from forge.errors import NoSweep
 from forge.jobdir.job_state import State
 from forge.messages import escape
@@ -67,12 +67,12 @@ def _once(options: argparse.Namespace) -> int:
 
 
 def _watch(options: argparse.Namespace) -> int:
-    """Print the table again and again, until Ctrl+C or until all jobs have ended."""
+    """Print the table again and again, until Ctrl+C, all jobs have ended or its pipe closes."""
     if not sys.stdout.isatty():
         while True:
             whole, jobs = sweep_command.read(options.sweep)
-            output(_drawn(whole, _ordered(jobs, options), options, None))
-            if all(job.state.is_final for job in jobs):
+            has_reader = print_lines(_drawn(whole, _ordered(jobs, options), options, None))
+            if not has_reader or all(job.state.is_final for job in jobs):
                 return 0
             time.sleep(_EVERY_S)
     from rich.console import Console, Group

@@ -112,6 +112,12 @@ def width() -> int | None:
 
 def output(lines: Iterable[Line | str]) -> int:
     """Print lines, in colour on a terminal; returns 0. The reader of a pipe can leave early."""
+    print_lines(lines)
+    return 0
+
+
+def print_lines(lines: Iterable[Line | str]) -> bool:
+    """Print lines as `output` does; returns whether the reader of a pipe is still there."""
     sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     is_plain = not sys.stdout.isatty() or "NO_COLOR" in os.environ
     try:
@@ -129,4 +135,5 @@ def output(lines: Iterable[Line | str]) -> int:
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
+        return False
+    return True

@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import sys
+import time
 
 import pytest
 from looked_at import make_older
@@ -144,6 +145,18 @@ def test_more_than_fifty_jobs_show_those_that_need_attention(run, swept, tmp_pat
 def test_watch_in_a_pipe_ends_with_the_sweep(run, swept):
     """A script can wait for a sweep in this way."""
     assert "2 finished" in run(status, swept, "--watch")
+
+
+def test_watch_ends_with_the_reader_of_its_pipe(swept, tmp_path, monkeypatch):
+    """`forge status --watch | head` would otherwise keep the shell until all jobs have ended."""
+    copy = shutil.copytree(swept, tmp_path / "sweep", symlinks=True)
+    shutil.rmtree(copy / "3")  # it waits for its start
+    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("it looks again"))
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        assert status.main([str(copy), "--watch"]) == 0
 
 
 def test_why_names_the_line_of_the_exception_and_what_helps(run, swept):
