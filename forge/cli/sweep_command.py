@@ -8,7 +8,6 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 from forge import messages
 from forge.errors import NoSweep
@@ -74,7 +73,7 @@ def pick(words: list[str]) -> tuple[Sweep, list[SweepJob], bool]:
         NoSweep: If there is no such sweep or job.
     """
     first = words[0] if words else None
-    if first is not None and (Path(first).expanduser().exists() or not _is_here(first)):
+    if first is not None and (find.existing(first) or not _is_here(first)):
         found = find.find(first)
         names = [*([found.job] if found.job else []), *words[1:]]
     else:

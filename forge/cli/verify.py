@@ -67,8 +67,8 @@ def _verify(options: argparse.Namespace) -> int:
 def _checkpoints(wanted: str | None) -> Iterator[Path]:
     """The checkpoints that are meant, job by job, the newest first."""
     if wanted is not None:
-        path = Path(wanted).expanduser()
-        if path.is_dir() and (step_of(path) is not None or _steps(path)):
+        path = find.existing(wanted)
+        if path is not None and path.is_dir() and (step_of(path) is not None or _steps(path)):
             yield from [path] if step_of(path) is not None else _steps(path)
             return
     found = find.find(wanted)

@@ -45,8 +45,8 @@ def find(wanted: str | None) -> FoundSweep:
     """
     if wanted is None:
         return above(Path.cwd()) or newest(Path.cwd())
-    path = Path(wanted).expanduser()
-    if path.exists():
+    path = existing(wanted)
+    if path is not None:
         found = above(path.absolute())
         if found is not None:
             return found
@@ -55,10 +55,16 @@ def find(wanted: str | None) -> FoundSweep:
             return newest(path.absolute())
     if is_slurm_id(wanted):
         return of_slurm_id(wanted)
-    problem = "it is in no sweep and in no run" if path.exists() else "there is no such path"
+    problem = "it is in no sweep and in no run" if path is not None else "there is no such path"
     raise NoSweep(
         f"`{wanted}`: {problem}. Expected the directory of a sweep or of a run, or a Slurm job id"
     )
+
+
+def existing(word: str) -> Path | None:
+    """The path that a word names; None if nothing is there, as with overrides such as `~key=x`."""
+    path = os.path.expanduser(word)
+    return Path(path) if os.path.exists(path) else None
 
 
 def above(path: Path) -> FoundSweep | None:

@@ -253,6 +253,9 @@ def test_a_name_that_no_job_or_several_have_is_said(run, swept, monkeypatch):
     assert "`lr=0.2`: more than one job matches" in run(why, "lr=0.2", code=USAGE)
     assert "`mode=rises`: there is no such job" in run(why, "mode=rises", code=USAGE)
     assert "there is no such path" in run(why, "multirun/none", code=USAGE)
+    for name in ("~key=x", f"layers=[{'1,' * 200}2]"):  # Hydra's own syntax, and no name of a file
+        assert f"`{name}`: there is no such job" in run(why, name, code=USAGE)
+        assert f"`{name}`: there is no such path" in run(verify, name, code=USAGE)
 
 
 def test_a_sweep_that_others_can_write_is_read(run, swept, tmp_path, monkeypatch):
