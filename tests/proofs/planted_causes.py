@@ -305,7 +305,7 @@ KINDS = {
     "fixed": Case("fixed", "preempted requeue_disabled", r"requeue\.enabled=true"),
     "told": Case("told", "signalled", r"SIGTERM to the job on n2; it saved at step 13"),
     "asked": Case("asked", "requested", r"A requeue was requested on n2"),
-    "gone": Case("gone", "cancelled", r"`forge resume \d` starts it"),
+    "gone": Case("gone", "cancelled", r"`forge resume [^`]*\d` starts it"),
     "stuck": Case("stuck", "pending", r"does not end by itself[\s\S]*squeue, job \d+"),
     "node": Case("node", "node_failed", r"A node of the job failed on n4"),
 }
