@@ -15,10 +15,9 @@ from looked_at import make_older
 from two_users import ATTACKER, as_user, place
 
 from forge.cli import cancel, collect, logs, report, resume, status, verify, why
-from forge.cli.sweep_command import USAGE
-from forge.sweeps.chosen_metric import Chosen
 from forge.cli.sweep_command import USAGE, pick
 from forge.slurm import client
+from forge.sweeps.chosen_metric import Chosen
 
 
 @pytest.fixture
