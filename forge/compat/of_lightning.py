@@ -7,7 +7,7 @@ parts are the same, and import neither.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import fields
 from typing import Any
 
@@ -36,7 +36,6 @@ _SAVER_VALUES = (
     "_last_global_step_saved",
 )
 """Attributes of a ModelCheckpoint that its `state_dict` lacks, or does not load."""
-_METRIC_VALUES = ("_computed", "_forward_cache", "_update_count")
 
 
 def loops(loop: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -216,13 +215,33 @@ def load_results_state(trainer: Any, state: dict[str, Any]) -> None:
         results[key] = result.to(module.device)
 
 
-def metric_state(metric: Any) -> dict[str, Any]:
-    """The state of a `torchmetrics.Metric`, which is not part of the module's `state_dict`.
+def metric_state(metric: Any, assigned: Collection[str]) -> dict[str, Any]:
+    """The state of a metric or collection of torchmetrics, which no `state_dict` has.
 
-    If it goes: `metric.persistent(True)` puts it there, except the number of updates.
+    Args:
+        metric: The metric or collection.
+        assigned: The attributes that its methods assign, such as the number of updates.
+
+    If it goes: `metric.persistent(True)` puts it there, except what is not from `add_state`.
     """
-    found = {name: getattr(metric, name) for name in metric._defaults}
-    return found | {name: getattr(metric, name) for name in _METRIC_VALUES}
+    import torch
+
+    states, own = getattr(metric, "_defaults", ()), vars(torch.nn.Module())
+    return {
+        name: value
+        for name, value in vars(metric).items()
+        if name in states or (name in assigned and name not in own and _is_data(value))
+    }
+
+
+def _is_data(value: Any) -> bool:
+    """Whether a checkpoint can have a value; a string is an option, such as a prefix."""
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    kinds = (str, int, float, torch.Tensor, type(None))
+    is_option = isinstance(value, str)
+    return not is_option and all(isinstance(one, kinds) for one in tree_leaves(value))
 
 
 def load_metric_state(metric: Any, state: dict[str, Any]) -> None:

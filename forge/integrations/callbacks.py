@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import functools
 import inspect
 from collections.abc import Iterator
 from typing import Any
@@ -18,11 +19,11 @@ def lost_on_resume(callback: Any) -> str | None:
 
     Options that only the constructor sets are left out: a resumed job sets them again.
     """
-    assigned = set(_assigned(type(callback)))
+    changing = assigned(callback)
     names = [
         name
         for name, value in vars(callback).items()
-        if isinstance(value, _CONTAINERS) or (isinstance(value, _PLAIN) and name in assigned)
+        if isinstance(value, _CONTAINERS) or (isinstance(value, _PLAIN) and name in changing)
     ]
     if not names:
         return None
@@ -33,8 +34,18 @@ def lost_on_resume(callback: Any) -> str | None:
     )
 
 
-def _assigned(kind: type) -> Iterator[str]:
-    """The attributes that methods of a class assign, apart from its constructor."""
+def assigned(value: Any) -> frozenset[str]:
+    """The attributes that methods of an object assign, apart from its constructor."""
+    kind: Any = type(value)
+    return _assigned(kind)
+
+
+@functools.cache
+def _assigned(kind: type) -> frozenset[str]:
+    return frozenset(_stored(kind))
+
+
+def _stored(kind: type) -> Iterator[str]:
     for one in kind.__mro__:
         for name, value in vars(one).items():
             method = inspect.unwrap(value) if callable(value) else None

@@ -110,6 +110,19 @@ def test_a_finished_training_is_not_repeated(tmp_path, monkeypatch):
     assert "This training has finished at step 12" in third
 
 
+def test_metrics_continue(tmp_path):
+    """Also those in a collection, which updates one metric of each group that it has formed."""
+    ends = {}
+    for name, attempts in (("whole", []), ("killed", [({"3": "KILL"}, -9)])):
+        (tmp_path / name).mkdir()
+        for kills, expected in (*attempts, ({}, 0)):
+            directory, function = tmp_path / name, "with_metrics"
+            code, printed = run_function("lightning_cases.py", function, directory, kills=kills)
+            assert code == expected, printed
+        ends[name] = printed.splitlines()[-1]
+    assert ends["killed"] == ends["whole"]
+
+
 def test_a_step_with_a_bad_loss_is_left_out(tmp_path):
     """Also if the loss before in the same accumulation is good."""
     code, printed = run_function("lightning_cases.py", "with_bad_losses", tmp_path)

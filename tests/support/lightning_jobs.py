@@ -143,9 +143,11 @@ def run_script(
     return process.returncode, printed
 
 
-def run_function(script: str, name: str, directory: Path) -> tuple[int, str]:
+def run_function(
+    script: str, name: str, directory: Path, kills: dict[str, str] | None = None
+) -> tuple[int, str]:
     """The exit code and the output of a function of a script in `jobs`."""
-    return run_script(JOBS / script, directory, name)
+    return run_script(JOBS / script, directory, name, kills=kills)
 
 
 def check_part(name: str) -> None:

@@ -7,7 +7,10 @@ from collections.abc import Callable, Iterator
 from copy import deepcopy
 from typing import Any
 
+import torchmetrics
+
 from forge.compat import of_lightning
+from forge.integrations.callbacks import assigned
 from forge.integrations.lightning.package import pytorch
 
 
@@ -47,9 +50,9 @@ class TrainerState:
             saver.dirpath = os.path.join(directory, f"lightning_{number}")
 
     def _metrics(self) -> Iterator[tuple[str, Any]]:
-        """The metrics of torchmetrics in the module."""
+        """The metrics of torchmetrics in the module, and their collections."""
         for name, one in self._trainer.lightning_module.named_modules():
-            if hasattr(one, "metric_state"):
+            if isinstance(one, torchmetrics.Metric | torchmetrics.MetricCollection):
                 yield name, one
 
     def end(self) -> None:
@@ -64,7 +67,9 @@ class TrainerState:
             "should_stop": trainer.should_stop,
             "logged": of_lightning.logger_state(trainer),
             "results": of_lightning.results_state(trainer),
-            "metrics": {name: of_lightning.metric_state(one) for name, one in self._metrics()},
+            "metrics": {
+                name: of_lightning.metric_state(one, assigned(one)) for name, one in self._metrics()
+            },
             "callbacks": {key: one.state_dict() for key, one in self._callbacks()},
             "savers": {key: of_lightning.saver_state(one) for key, one in self._savers()},
             "files": {key: self._known_files(key, one) for key, one in self._savers()},

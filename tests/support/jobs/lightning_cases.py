@@ -10,6 +10,7 @@ import warnings
 
 import lightning.pytorch as pl
 import torch
+import torchmetrics
 from lightning.pytorch.tuner import Tuner
 from torch.utils.data import DataLoader
 
@@ -90,6 +91,31 @@ def with_a_callback_without_state():
     forge, saves = resume(), pl.callbacks.ModelCheckpoint("saved")
     given = trainer(forge, Forgetful(), saves, enable_checkpointing=True)
     given.fit(Line(), forge.loader(loader()))
+
+
+class Measured(Line):
+    """A collection that forms its groups in the first batch, from metrics that are equal there."""
+
+    def __init__(self):
+        super().__init__()
+        high = torchmetrics.classification.BinaryAccuracy(threshold=0.6)
+        low = torchmetrics.classification.BinaryAccuracy(threshold=0.4)
+        self.all = torchmetrics.MetricCollection({"high": high, "low": low})
+
+    def training_step(self, batch, index):
+        loss = super().training_step(batch, index)
+        share = torch.linspace(0, 0.5 if self.global_step else 0.3, len(batch))
+        self.all.update(share, torch.zeros(len(batch)).int())
+        self.log_dict(self.all, on_step=False, on_epoch=True)
+        return loss
+
+
+def with_metrics():
+    torch.manual_seed(3)
+    forge = resume()
+    given = trainer(forge)
+    given.fit(Measured(), forge.loader(loader()))
+    print({name: float(one) for name, one in given.callback_metrics.items()})
 
 
 def with_bad_losses():

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, IterableDataset
 
 from forge.compat import of_lightning
+from forge.integrations.callbacks import assigned
 
 
 class Net(pl.LightningModule):
@@ -194,17 +195,27 @@ def load_results_state():
     assert "loss_epoch" in trainer.callback_metrics
 
 
+def state_of(metric):
+    return of_lightning.metric_state(metric, assigned(metric))
+
+
 def metric_state():
     metric = torchmetrics.MeanMetric()
     metric(torch.tensor([1.0, 3.0]))
-    state = of_lightning.metric_state(metric)
+    state = state_of(metric)
     assert (state["mean_value"], state["weight"], state["_update_count"]) == (4, 2, 1)
+    equal = torchmetrics.MetricCollection({"a": metric, "b": metric.clone()}, prefix="train_")
+    equal.update(torch.tensor([1.0]))
+    state = state_of(equal)
+    assert (state["_groups"], state["_groups_checked"]) == ({0: ["a", "b"]}, True)
+    assert state["_state_is_copy"] is False
+    assert "prefix" not in state
 
 
 def load_metric_state():
     metric, other = torchmetrics.CatMetric(), torchmetrics.CatMetric()
     metric(torch.tensor([1.0, 3.0]))
-    of_lightning.load_metric_state(other, of_lightning.metric_state(metric))
+    of_lightning.load_metric_state(other, state_of(metric))
     other(torch.tensor([5.0]))
     assert other.compute().tolist() == [1, 3, 5]
     assert metric.compute().tolist() == [1, 3]
