@@ -266,6 +266,14 @@ def note_found_inf(scaler: Any, optimizers: Iterable[torch.optim.Optimizer]) -> 
             found_inf.fill_(1.0)
 
 
+def unscales_itself(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether `step` of an optimizer divides the gradients by the scale of a GradScaler.
+
+    If it goes: see how `GradScaler.step` finds out that an optimizer is fused.
+    """
+    return getattr(optimizer, "_step_supports_amp_scaling", False)
+
+
 def on_compilation(
     begins: Callable[..., object], ends: Callable[..., object]
 ) -> Callable[[], None] | None:

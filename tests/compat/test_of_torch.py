@@ -332,6 +332,22 @@ def test_note_found_inf():
         assert scaler.get_scale() == 2.0
 
 
+def test_unscales_itself():
+    """Without gradients the step of such an optimizer records no check, and `update` fails."""
+    with contract(of_torch.unscales_itself):
+        for is_fused in (False, True):
+            weight = torch.ones(2, requires_grad=True)
+            optimizer = torch.optim.AdamW([weight], fused=is_fused)
+            assert of_torch.unscales_itself(optimizer) is is_fused
+            scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+            scaler.scale(weight.sum() * float("inf")).backward()
+            scaler.unscale_(optimizer)
+            weight.grad = None
+            scaler.step(optimizer)
+            scaler.update()
+            assert scaler.get_scale() == 2.0
+
+
 ASKED = """
 import sys, torch
 from forge.compat import of_torch

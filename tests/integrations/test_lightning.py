@@ -130,6 +130,14 @@ def test_a_step_with_a_bad_loss_is_left_out(tmp_path):
     assert "nan" not in printed.splitlines()[-1]
 
 
+def test_a_bad_loss_lowers_the_scale_of_a_fused_optimizer(tmp_path):
+    """For these Lightning looks for no infinite gradients before the optimizer's own step."""
+    code, printed = run_function("lightning_cases.py", "with_a_bad_loss_and_a_scale", tmp_path)
+    assert code == 0, printed
+    assert printed.splitlines()[-1].startswith("scale 2.0 ")
+    assert "nan" not in printed.splitlines()[-1]
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [

@@ -9,7 +9,7 @@ from typing import Any
 
 import forge
 from forge import messages
-from forge.compat import of_lightning
+from forge.compat import of_lightning, of_torch
 from forge.integrations.lightning import unsupported
 from forge.integrations.lightning.loader import DrivenLoader
 from forge.integrations.lightning.package import pytorch
@@ -175,6 +175,9 @@ class ForgeCallback(pytorch.Callback):
         """Without gradients the optimizer changes nothing: how a step is left out."""
         self._is_spent = True
         if self.run is not None and not self.run.should_step(self._loss):
+            scaler = getattr(trainer.precision_plugin, "scaler", None)
+            if scaler is not None and of_torch.unscales_itself(optimizer):
+                scaler.unscale_(optimizer)  # without gradients `step` finds nothing to check
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     parameter.grad = None

@@ -11,6 +11,7 @@ import warnings
 import lightning.pytorch as pl
 import torch
 import torchmetrics
+from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.tuner import Tuner
 from torch.utils.data import DataLoader
 
@@ -124,6 +125,22 @@ def with_bad_losses():
     given = trainer(forge, accumulate_grad_batches=2)
     given.fit(module, forge.loader(loader()))
     print("weights", module.layer.weight.tolist())
+
+
+class Scaled(Line):
+    """Its optimizer divides the gradients by the scale itself."""
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), 0.01, fused=True)
+
+
+def with_a_bad_loss_and_a_scale():
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    precision = MixedPrecision("16-mixed", "cpu", scaler=scaler)
+    forge, module = resume(nan={"action": "skip"}), Scaled(bad=(1,))
+    given = trainer(forge, plugins=[precision], max_epochs=1)
+    given.fit(module, forge.loader(loader()))
+    print("scale", scaler.get_scale(), module.layer.weight.tolist())
 
 
 def beside_a_tuner_and_a_validation():
