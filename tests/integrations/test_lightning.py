@@ -111,9 +111,9 @@ def test_a_finished_training_is_not_repeated(tmp_path, monkeypatch):
 
 
 def test_metrics_continue(tmp_path):
-    """Also those in a collection, which updates one metric of each group that it has formed."""
+    """Also those in a collection, in a wrapper with values of its own, and in a tracker."""
     ends = {}
-    for name, attempts in (("whole", []), ("killed", [({"3": "KILL"}, -9)])):
+    for name, attempts in (("whole", []), ("killed", [({"9": "KILL"}, -9)])):
         (tmp_path / name).mkdir()
         for kills, expected in (*attempts, ({}, 0)):
             directory, function = tmp_path / name, "with_metrics"

@@ -13,6 +13,8 @@ from forge.compat import of_lightning
 from forge.integrations.callbacks import assigned
 from forge.integrations.lightning.package import pytorch
 
+_METRICS = (torchmetrics.Metric, torchmetrics.MetricCollection, torchmetrics.MetricTracker)
+
 
 class TrainerState:
     """Counters, sums of an epoch, callbacks, metrics, and a batch that was fetched ahead.
@@ -50,9 +52,9 @@ class TrainerState:
             saver.dirpath = os.path.join(directory, f"lightning_{number}")
 
     def _metrics(self) -> Iterator[tuple[str, Any]]:
-        """The metrics of torchmetrics in the module, and their collections."""
+        """The metrics of torchmetrics in the module, and the collections and trackers of them."""
         for name, one in self._trainer.lightning_module.named_modules():
-            if isinstance(one, torchmetrics.Metric | torchmetrics.MetricCollection):
+            if isinstance(one, _METRICS):
                 yield name, one
 
     def end(self) -> None:
@@ -70,6 +72,7 @@ class TrainerState:
             "metrics": {
                 name: of_lightning.metric_state(one, assigned(one)) for name, one in self._metrics()
             },
+            "trackers": {name: len(one) for name, one in self._metrics() if _is_tracker(one)},
             "callbacks": {key: one.state_dict() for key, one in self._callbacks()},
             "savers": {key: of_lightning.saver_state(one) for key, one in self._savers()},
             "files": {key: self._known_files(key, one) for key, one in self._savers()},
@@ -87,6 +90,8 @@ class TrainerState:
         of_lightning.load_logger_state(trainer, deepcopy(state["logged"]))
         of_lightning.load_results_state(trainer, deepcopy(state["results"]))
         for name, one in self._metrics():
+            if _is_tracker(one):
+                _resize(one, state["trackers"][name])  # before its metrics are listed
             of_lightning.load_metric_state(one, deepcopy(state["metrics"][name]))
         self._load_by_hooks(state["hooks"])
         for key, saver in self._savers():
@@ -147,6 +152,18 @@ class TrainerState:
         trainer.lightning_module.on_load_checkpoint(checkpoint)
         for _, one in self._callbacks():
             one.on_load_checkpoint(trainer, trainer.lightning_module, checkpoint)
+
+
+def _is_tracker(metric: Any) -> bool:
+    return isinstance(metric, torchmetrics.MetricTracker)
+
+
+def _resize(tracker: Any, length: int) -> None:
+    """Let a MetricTracker have as many metrics as at the save."""
+    while len(tracker) < length:
+        tracker.increment()
+    while len(tracker) > length:
+        delattr(tracker, str(len(tracker) - 1))
 
 
 def _files(saver: Any) -> list[str]:

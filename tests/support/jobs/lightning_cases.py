@@ -95,20 +95,35 @@ def with_a_callback_without_state():
 
 
 class Measured(Line):
-    """A collection that forms its groups in the first batch, from metrics that are equal there."""
+    """A collection that forms its groups in the first batch, from metrics that are equal there.
+
+    A tracker has a metric for each epoch, and another metric keeps its extremes.
+    """
 
     def __init__(self):
         super().__init__()
         high = torchmetrics.classification.BinaryAccuracy(threshold=0.6)
         low = torchmetrics.classification.BinaryAccuracy(threshold=0.4)
         self.all = torchmetrics.MetricCollection({"high": high, "low": low})
+        self.extremes = torchmetrics.MinMaxMetric(torchmetrics.MeanMetric())
+        self.epochs = torchmetrics.MetricTracker(torchmetrics.MeanMetric(), maximize=True)
+
+    def on_train_epoch_start(self):
+        self.epochs.increment()
 
     def training_step(self, batch, index):
         loss = super().training_step(batch, index)
         share = torch.linspace(0, 0.5 if self.global_step else 0.3, len(batch))
         self.all.update(share, torch.zeros(len(batch)).int())
         self.log_dict(self.all, on_step=False, on_epoch=True)
+        self.extremes(loss.detach())
+        self.epochs.update(loss.detach())
+        self.log_dict({f"extreme_{name}": one for name, one in self.extremes.compute().items()})
         return loss
+
+    def on_train_epoch_end(self):
+        self.log("num_tracked", float(self.epochs.n_steps))
+        self.log("best", self.epochs.compute_all().max())
 
 
 def with_metrics():
