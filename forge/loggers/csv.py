@@ -22,7 +22,8 @@ from forge.loggers.logger import Logger, path_of
 class CSV(Logger):
     """Writes metrics to a CSV file with a header, one row for each step.
 
-    A new metric adds a column. A kill loses nothing, since a resumed job writes what is missing.
+    A new metric adds a column; that of a metric named `step` is `step (logged)`. A kill loses
+    nothing, since a resumed job writes what is missing.
 
     Args:
         path: The file, relative to the job's directory. A file that exists needs the column `step`.
@@ -58,6 +59,7 @@ class CSV(Logger):
 
     def write(self, rows: Sequence[MetricRow]) -> None:
         """See `Logger.write`."""
+        rows = [row._replace(values=_renamed(row.values)) for row in rows]
         names = dict.fromkeys(name for row in rows for name in row.values)
         if new := [name for name in names if name not in self._columns]:
             self._add_columns(new)
@@ -76,3 +78,8 @@ class CSV(Logger):
         header = io.StringIO()
         csv.writer(header, lineterminator="\n").writerow(self._columns)
         write_atomically(self.path, header.getvalue() + body)
+
+
+def _renamed(values: dict[str, float]) -> dict[str, float]:
+    """Leave the column `step` to the number of the step."""
+    return {"step (logged)" if name == "step" else name: one for name, one in values.items()}

@@ -14,7 +14,13 @@ def of_csv(job: Path) -> list[tuple[Point, float]]:
     path = job / "metrics.csv"
     rows = csv.DictReader(path.read_text().splitlines()) if path.exists() else []
     found = [(int(row.pop("step")), row) for row in rows]
-    return [((step, name), float(v)) for step, row in found for name, v in row.items() if v]
+    named = {"step (logged)": "step"}
+    return [
+        ((step, named.get(name, name)), float(value))
+        for step, row in found
+        for name, value in row.items()
+        if value
+    ]
 
 
 def of_tensorboard(job: Path) -> list[tuple[Point, float]]:
