@@ -218,30 +218,26 @@ def load_results_state(trainer: Any, state: dict[str, Any]) -> None:
 def metric_state(metric: Any, assigned: Collection[str]) -> dict[str, Any]:
     """The state of a metric or collection of torchmetrics, which no `state_dict` has.
 
+    If it goes: `metric.persistent(True)` puts it there, except what is not from `add_state`.
+
     Args:
         metric: The metric or collection.
         assigned: The attributes that its methods assign, such as the number of updates.
-
-    If it goes: `metric.persistent(True)` puts it there, except what is not from `add_state`.
     """
     import torch
+    from torch.utils._pytree import tree_leaves
+
+    kinds = (str, int, float, torch.Tensor, type(None))
+
+    def is_data(value: Any) -> bool:  # a string is an option, such as a prefix
+        return not isinstance(value, str) and all(isinstance(v, kinds) for v in tree_leaves(value))
 
     states, own = getattr(metric, "_defaults", ()), vars(torch.nn.Module())
     return {
         name: value
         for name, value in vars(metric).items()
-        if name in states or (name in assigned and name not in own and _is_data(value))
+        if name in states or (name in assigned and name not in own and is_data(value))
     }
-
-
-def _is_data(value: Any) -> bool:
-    """Whether a checkpoint can have a value; a string is an option, such as a prefix."""
-    import torch
-    from torch.utils._pytree import tree_leaves
-
-    kinds = (str, int, float, torch.Tensor, type(None))
-    is_option = isinstance(value, str)
-    return not is_option and all(isinstance(one, kinds) for one in tree_leaves(value))
 
 
 def load_metric_state(metric: Any, state: dict[str, Any]) -> None:
