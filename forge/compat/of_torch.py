@@ -175,6 +175,14 @@ def forget_iterator(loader: Any) -> None:
     loader._iterator = None
 
 
+def keeps_iterator(loader: Any) -> bool:
+    """Whether a DataLoader with persistent workers has started them: later passes draw no seed.
+
+    If it goes: note in `iter_with_blocked_signals` for which loaders it was called.
+    """
+    return getattr(loader, "_iterator", None) is not None
+
+
 def default_store() -> Any:
     """The rendezvous store of the default process group.
 

@@ -17,6 +17,8 @@ import copy
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from torch.utils.data import DataLoader
+
 from forge.compat import of_torch
 from forge.data import loaders, properties, seeding, sharing
 from forge.data.loaders import Kind, Proof
@@ -167,6 +169,7 @@ class Position:
         sections.current().begin_epoch()
         # Also of devices: an order is drawn there if torch's default device is one of them.
         self._start = {"rng": rng.capture(), "parts": self._parts_state()}
+        self._start["has_workers"] = self._has_workers()
         if (state := self._proof.begin_pass(self._start["rng"])) is not None:
             self._start["parts"][LOADER] = state
         self._announce_epoch()
@@ -228,6 +231,7 @@ class Position:
             "start": self._start if is_begun else None,
             "parts": self._parts_state(),
             "is_left": is_begun or self._is_left,
+            "has_workers": self._has_workers(),
         }
         if self._proof.kind is Kind.stateful and (is_begun or self.taken or self._was_read):
             state["loader"] = self._loader.state_dict()
@@ -254,6 +258,8 @@ class Position:
         from forge.data import changed_loaders  # a fresh start has none
 
         changed_loaders.check_between_epochs(self._sharing(), self._sharing(state), state)
+        if state.get("has_workers") and not self._has_workers():
+            self.start_workers()
         with rng.unchanged():
             if "loader" in state:
                 self._loader.load_state_dict(copy.deepcopy(state["loader"]))
@@ -264,11 +270,19 @@ class Position:
                 self._was_read, self._is_left = True, state["is_left"]
             self._parts.restore(state["parts"])
 
+    def _has_workers(self) -> bool:
+        """Whether persistent workers have started: a pass draws a seed only if it starts them."""
+        return self._is_persistent and of_torch.keeps_iterator(self._loader)
+
+    @property
+    def _is_persistent(self) -> bool:
+        return isinstance(self._loader, DataLoader) and self._loader.persistent_workers
+
     def start_workers(self) -> None:
         """Start persistent workers, before `load_finished`: starting them draws a seed."""
-        if getattr(self._loader, "persistent_workers", False) and not self.is_stateful:
-            with rng.unchanged():
-                iter_with_blocked_signals(self._loader)
+        if self._is_persistent and not self.is_stateful:
+            with rng.unchanged():  # not its own `__iter__`, which can be a generator function
+                iter_with_blocked_signals(self._loader, DataLoader.__iter__)
 
     def _takes_kind_of(self, state: dict[str, Any]) -> bool:
         """Take over what is known of the saved state; whether the loader is of the same kind."""
@@ -301,7 +315,7 @@ class Position:
             saved = _properties_in(state)
             changed_loaders.batches_to_skip(self._properties_now(), taken, saved)
         self._iterator = None
-        if getattr(self._loader, "persistent_workers", False):
+        if self._is_persistent:
             of_torch.forget_iterator(self._loader)  # else it would continue its current epoch
         self.epoch, self._total = state["epoch"], state["total"]
         self.taken = 0
@@ -363,7 +377,8 @@ class Position:
         from forge.data.skipping import Rest  # only a resume inside an epoch skips batches
 
         first = self._start.get("first") if self._start is not None else None
-        rest = Rest(self._loader, self.epoch, self._begin_again, first)
+        has_workers = self._start is not None and self._start.get("has_workers", self.epoch > 0)
+        rest = Rest(self._loader, has_workers, self._begin_again, first)
         return rest.iterate(count, is_replayed=not self.is_stateful)
 
     def _parts_state(self) -> dict[str, Any]:

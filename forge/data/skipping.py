@@ -24,7 +24,7 @@ class Rest:
 
     Args:
         loader: Any iterable.
-        epoch: Number of the epoch.
+        has_workers: Whether its persistent workers had started before the epoch.
         begin_again: Restores the random state and the parts of the loader from the epoch's start.
         first: The random state with which the first batch is taken, if it is not that of the start.
     """
@@ -32,12 +32,12 @@ class Rest:
     def __init__(
         self,
         loader: Any,
-        epoch: int,
+        has_workers: bool,  # noqa: FBT001 - of the state
         begin_again: Callable[[], None],
         first: dict[str, Any] | None,
     ) -> None:
         self._loader = loader
-        self._epoch = epoch
+        self._has_workers = has_workers
         self._begin_again = begin_again
         self._first = first
 
@@ -75,9 +75,9 @@ class Rest:
         )
 
     def _redraws(self) -> bool:
-        """Persistent workers draw a seed only in the first epoch; a new iterator draws again."""
+        """Persistent workers draw a seed only as they start; a new iterator draws again."""
         is_iterable = isinstance(self._loader.dataset, IterableDataset)
-        return self._loader.persistent_workers and self._epoch > 0 and not is_iterable
+        return self._loader.persistent_workers and self._has_workers and not is_iterable
 
     def _iter_skipping_indices(self, count: int) -> Iterator[Any]:
         before = self._begin_again if self._redraws() else None

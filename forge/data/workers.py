@@ -82,16 +82,18 @@ def _end_with_parent(parent: BaseProcess) -> None:
     os._exit(0)
 
 
-def iter_with_blocked_signals(loader: Iterable[Any]) -> Iterator[Any]:
-    """`iter(loader)`, with its workers shielded if it makes any."""
+def iter_with_blocked_signals(
+    loader: Iterable[Any], make: Callable[[Any], Iterator[Any]] = iter
+) -> Iterator[Any]:
+    """`make(loader)`, with its workers shielded if it makes any."""
     if not getattr(loader, "num_workers", 0) or not hasattr(loader, "worker_init_fn"):
-        return iter(loader)
+        return make(loader)
     from forge.shutdown.stopping import block_signals
 
     own = loader.worker_init_fn
     loader.worker_init_fn = Shield(own)
     try:
         with block_signals():
-            return iter(loader)  # the iterator keeps the Shield
+            return make(loader)  # the iterator keeps the Shield
     finally:
         loader.worker_init_fn = own

@@ -189,6 +189,16 @@ def test_makes_own_iterator():
         assert not of_torch.makes_own_iterator(torch.utils.data.DataLoader(range(4)))
 
 
+def test_keeps_iterator():
+    """Only the first pass of persistent workers draws a seed."""
+    loader = torch.utils.data.DataLoader(range(4), num_workers=1, persistent_workers=True)
+    with contract(of_torch.keeps_iterator):
+        assert not of_torch.keeps_iterator(loader)
+        iter(loader)
+        assert of_torch.keeps_iterator(loader)
+        assert not of_torch.keeps_iterator(torch.utils.data.DataLoader(range(4)))
+
+
 def test_forget_iterator():
     """Persistent workers would continue the pass that the loader was in."""
     loader = torch.utils.data.DataLoader(range(4), num_workers=1, persistent_workers=True)

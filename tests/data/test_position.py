@@ -187,21 +187,46 @@ def test_what_comes_after_a_resume_is_what_would_have_come(name, taken):
     assert resumed.state()["taken"] == original.state()["taken"]
 
 
+@pytest.mark.parametrize("place", ["within", "between", "another", "read before"])
 @pytest.mark.parametrize("make", [DataLoader, Moving])
-def test_persistent_workers_get_the_order_of_their_epoch(make):
-    """Only the first epoch draws a seed for the workers, before the order is drawn."""
+def test_persistent_workers_get_the_order_of_their_epoch(make, place):
+    """Only the pass that starts the workers draws a seed for them, before the order is drawn.
+
+    A loop ends within a pass or between two, makes another loader for its second pass, or the
+    script has read the loader before.
+    """
 
     def loader():
         options = {"multiprocessing_context": "fork", "persistent_workers": True}
         return make(Numbers(9), batch_size=2, shuffle=True, num_workers=1, **options)
 
+    def built():
+        made = loader()
+        if place == "read before":
+            next(iter(made))
+        return made
+
     seed()
-    original = Position(loader())
-    drawn(original, 7)
+    given = built()
+    original = Position(given)
+    drawn(original, {"within": 7, "between": 5, "another": 5, "read before": 2}[place])
+    if place in ("between", "another"):
+        original.next_of_pass()
+        assert original.is_over
+        again = Position(loader() if place == "another" else given)
+        again.follow(original)
+        again.epoch = 1
+    if place == "another":
+        original = again
+        drawn(original, 2)
     saved, random_state = copy.deepcopy(original.state()), copy.deepcopy(rng.capture())
-    expected = drawn(original, 3)
-    resumed = Position(loader())
-    resumed.load(saved)
+    expected = drawn(again if place == "between" else original, 3)
+    resumed = Position(built())
+    if place == "between":
+        resumed.load_finished(saved)
+        resumed.epoch = 1
+    else:
+        resumed.load(saved)
     rng.restore(random_state)
     assert drawn(resumed, 3) == expected
 
