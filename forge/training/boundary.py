@@ -82,7 +82,7 @@ class Boundary:
         """Begin a loop; with the action rollback, save a first state to roll back to."""
         self._run_end.begin_loop()
         if self._loops.step == 0 and self._policy.nan.action is NanAction.rollback:
-            self._saver.save(0, self._train_state.capture, SaveCause.start)
+            self._save_as(SaveCause.start)
 
     def pass_over(self, n: float = 0) -> None:
         """Skip a loop that had ended at the save; see `LoopProgress.pass_over`."""
@@ -347,7 +347,7 @@ class Boundary:
         """The code before the pass has run: save a state after it for a rollback to return to."""
         if self._policy.nan.action is NanAction.rollback:
             self._saver.evaluated(self._loops.step)
-            self._saver.save(self._loops.step, self._train_state.capture, SaveCause.start)
+            self._save_as(SaveCause.start)
 
     def put_back(self) -> None:
         """Reload the checkpoint, so that code that ran again before the pass takes effect once."""

@@ -188,10 +188,16 @@ def test_a_held_boundary_that_cannot_be_written_is_tried_again(make_saver, monke
     assert store.newest().state["w"].tolist() == [1, 1, 1]
 
 
-def test_a_full_disk_under_a_whole_run_ends_it_with_71(tmp_path, monkeypatch):
-    """In a whole run: five failures, exit code 71, and the last good checkpoint stays."""
+@pytest.mark.parametrize("action", ["skip", "rollback"])
+def test_a_full_disk_under_a_whole_run_ends_it_with_71(action, tmp_path, monkeypatch):
+    """In a whole run: five failures, exit code 71, and the last good checkpoint stays.
+
+    For a rollback the state is saved before each pass, not after steps.
+    """
     model = torch.nn.Linear(2, 1)
-    policy = {"checkpoint": {"dir": str(tmp_path), "every_steps": 2}}
+    every_steps = 2 if action == "skip" else None
+    saves = {"dir": str(tmp_path), "every_steps": every_steps, "async_save": False}
+    policy = {"checkpoint": saves, "nan": {"action": action}}
     fsync = os.fsync
     is_full = False
 
@@ -207,9 +213,10 @@ def test_a_full_disk_under_a_whole_run_ends_it_with_71(tmp_path, monkeypatch):
     def train():
         nonlocal is_full
         with forge.Run(policy, model=model) as run:
-            for step in run.steps(100):
-                is_full = step >= 5
-                seen.append(step)
+            for _ in run.epochs(50):
+                for step, _ in run.batches([0, 1]):
+                    is_full = step >= 5
+                    seen.append(step)
 
     try:
         with pytest.raises(forge.Exit) as exit_:

@@ -132,15 +132,15 @@ class Steps:
             loops.restore_random()
         self._boundary.begin_loop()
         longest = step_limit.longest_pass()
-        while not self._boundary.pass_through(position, loops.step if is_over else n):
-            if position is not None and position.taken >= longest:
-                position.cut()
-            try:
+        try:
+            while not self._boundary.pass_through(position, loops.step if is_over else n):
+                if position is not None and position.taken >= longest:
+                    position.cut()
                 batch = position.next() if position is not None else None
                 yield from self.step(position, batch, self._last)
-            except GeneratorExit:
-                self._boundary.leave_loop()
-                raise
+        except (GeneratorExit, Exception):  # the script can catch an error, and begin another loop
+            self._boundary.leave_loop()
+            raise
         self._boundary.end_loop()
 
     def go_to(self, position: Position, state: dict[str, Any]) -> None:

@@ -245,6 +245,26 @@ def begins_again(bench):
                 size = 5
 
 
+def evaluation_fails(bench):
+    """Catches the error of an evaluation, and goes on in another loop."""
+    loader = DataLoader(DATA, 5, shuffle=True)
+    with bench.run() as run:
+        run.state["failures"] = 0
+
+        @run.every(6)
+        def evaluate(step):
+            if run.state["failures"] == 0:
+                raise RuntimeError("out of memory")
+
+        while run.step < 20:
+            try:
+                for step, (x, y) in run.steps(20, loader):
+                    bench.reach(f"step {step}")
+                    bench.learn(run, x, y)
+            except RuntimeError:
+                run.state["failures"] += 1
+
+
 def halves_a_batch(bench):
     """Catches the error inside the step, and does the batch in halves."""
     with bench.run() as run:
@@ -310,6 +330,7 @@ LOOPS = (
     begins_again,
     between,
     combined,
+    evaluation_fails,
     folds,
     gan,
     halves_a_batch,

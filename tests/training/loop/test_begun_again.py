@@ -35,7 +35,7 @@ def test_a_job_that_has_not_come_to_its_loop_is_not_finished(name, tmp_path, mak
 @pytest.mark.parametrize(
     ("loop", "place", "name"),
     each_value(
-        ["halves_a_batch", "keeps_its_batch_size", "two_phases"],
+        ["halves_a_batch", "keeps_its_batch_size", "two_phases", "evaluation_fails"],
         ["step 5", "step 6", "step 7", "step 13"],
         list(CODES),
     ),
@@ -43,7 +43,7 @@ def test_a_job_that_has_not_come_to_its_loop_is_not_finished(name, tmp_path, mak
 def test_two_ways_to_try_again_and_two_phases_resume(
     loop, place, name, tmp_path, make_job, undisturbed
 ):
-    """In the step, or with what changes in `run.state`; a first loop may end by a break."""
+    """In the step, or with what changes in `run.state`; a break or an error ends a first loop."""
     job = make_job(tmp_path / "job", loop=loop, kill_at={place: name}, **SPEC)
     job.run_to_end(CODES[name])
     assert_same_run(job, undisturbed(loop=loop, **SPEC))
