@@ -123,9 +123,11 @@ class OptimizerSteps:
     def _check_scaler(self) -> None:
         """Warn if a GradScaler that is not saved has called the optimizer."""
         # An optimizer does not know its scaler, and a scaler knows its optimizers only by their id.
+        from forge.training.loop.own_iterators import locals_of  # only at the first update
+
         frame, depth = inspect.currentframe(), 0
         while frame is not None and depth < _DEPTH:
-            scaler = frame.f_locals.get("self")
+            scaler = locals_of(frame).get("self")
             if isinstance(scaler, torch.amp.GradScaler):
                 is_saved = unregistered.is_held(scaler, self._live.objects)
                 if scaler.is_enabled() and not is_saved:

@@ -4,6 +4,7 @@ import itertools
 import logging
 import multiprocessing
 import signal
+import weakref
 
 import pytest
 import torch
@@ -369,3 +370,19 @@ def test_children_that_a_sigterm_to_all_would_end_are_told_once(job, caplog, sta
     texts = [r.getMessage() for r in caplog.records if "SIGTERM to all" in r.getMessage()]
     assert len(texts) == (start == "before")
     assert all("end these child processes: helper." in text for text in texts)
+
+
+def test_the_search_for_a_scaler_keeps_no_tensor_of_the_step(job):
+    """A frame keeps what was asked of it: before Python 3.13 until its function returns."""
+    with job.run() as run:
+        for step in run.steps(6):
+            batch = torch.ones(4, 2)
+            if step == 4:  # in the first steps the iterators of the script are looked for, too
+                seen = weakref.ref(batch)
+                loss = job.head(job.body(batch)).sum()
+                loss.backward()
+                run.update(loss, job.first, job.second)
+                del loss
+            del batch
+        is_alive = seen() is not None
+    assert not is_alive

@@ -69,7 +69,7 @@ def _variables(frame: types.FrameType | None, loop: Any) -> Iterator[tuple[str, 
             if loop is not None and "zip" in frame.f_code.co_names:
                 together = [one for one in gc.get_referrers(loop) if type(one) is tuple]
                 yield from (("zip(…)", one) for each in together for one in _parts(each, _DEPTH))
-            local = _locals(frame)
+            local = locals_of(frame)
             own = getattr(local.get("self"), "__dict__", {})
             of_self = {f"self.{name}": value for name, value in own.items()}
             for name, value in {**frame.f_globals, **local, **of_self}.items():
@@ -78,7 +78,8 @@ def _variables(frame: types.FrameType | None, loop: Any) -> Iterator[tuple[str, 
         frame = frame.f_back
 
 
-def _locals(frame: types.FrameType) -> dict[str, Any]:
+def locals_of(frame: types.FrameType) -> dict[str, Any]:
+    """The local variables of a frame, which does not keep them alive afterwards."""
     snapshot = frame.f_locals
     found = dict(snapshot)
     if type(snapshot) is dict and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
