@@ -258,9 +258,11 @@ class Position:
         from forge.data import changed_loaders  # a fresh start has none
 
         changed_loaders.check_between_epochs(self._sharing(), self._sharing(state), state)
-        if state.get("has_workers") and not self._has_workers():
-            self.start_workers()
+        is_to_start = self._is_persistent and not self.is_stateful and not self._has_workers()
         with rng.unchanged():
+            if is_to_start and state.get("has_workers", True):  # the next pass draws no seed
+                # Not its own `__iter__`, which can be a generator function.
+                iter_with_blocked_signals(self._loader, DataLoader.__iter__)
             if "loader" in state:
                 self._loader.load_state_dict(copy.deepcopy(state["loader"]))
                 # A StatefulDataLoader loads its state only when its next iterator is made.
@@ -276,13 +278,10 @@ class Position:
 
     @property
     def _is_persistent(self) -> bool:
-        return isinstance(self._loader, DataLoader) and self._loader.persistent_workers
-
-    def start_workers(self) -> None:
-        """Start persistent workers, before `load_finished`: starting them draws a seed."""
-        if self._is_persistent and not self.is_stateful:
-            with rng.unchanged():  # not its own `__iter__`, which can be a generator function
-                iter_with_blocked_signals(self._loader, DataLoader.__iter__)
+        """Whether its workers persist; those of Accelerate's loaders belong to one inside."""
+        is_own = isinstance(self._loader, DataLoader)
+        is_own &= not hasattr(self._loader, "base_dataloader")
+        return is_own and self._loader.persistent_workers
 
     def _takes_kind_of(self, state: dict[str, Any]) -> bool:
         """Take over what is known of the saved state; whether the loader is of the same kind."""

@@ -117,7 +117,6 @@ class Resumable(Generic[_Batch]):
         before, saved = self._position, self._saved
         if saved is not None and saved["is_over"]:
             position = Position(self.loader, self._number_after(saved["position"]["epoch"]))
-            position.start_workers()
             position.load_finished(saved["position"])
             position.name_changes(saved["position"])
         elif saved is not None:
@@ -126,7 +125,6 @@ class Resumable(Generic[_Batch]):
             with rng.unchanged():
                 position.load(saved["position"])
                 if saved.get("is_later"):
-                    position.start_workers()
                     position.load_finished(saved["position"])
             position.is_over = saved.get("is_read", False)
         elif before is not None:

@@ -1,6 +1,7 @@
 """Positions in every kind of loader, in one process."""
 
 import copy
+import multiprocessing
 import random
 
 import numpy as np
@@ -229,6 +230,28 @@ def test_persistent_workers_get_the_order_of_their_epoch(make, place):
         resumed.load(saved)
     rng.restore(random_state)
     assert drawn(resumed, 3) == expected
+
+
+class Prepared(DataLoader):
+    """Reads another loader, whose attributes it shows, as Accelerate's do."""
+
+    def __init__(self, loader):
+        self.__dict__["base_dataloader"] = loader
+
+    def __getattr__(self, name):
+        return getattr(self.base_dataloader, name)
+
+    def __setattr__(self, name, value):
+        self.__dict__[name] = value
+
+
+def test_a_loader_that_reads_another_gets_no_workers_of_its_own():
+    """They would read the same batches, and nobody would take them."""
+    options = {"multiprocessing_context": "fork", "persistent_workers": True, "num_workers": 1}
+    given = Prepared(DataLoader(Numbers(9), **options))
+    state = Position(given).state()
+    Position(given).load_finished({**state, "has_workers": True})
+    assert not multiprocessing.active_children()
 
 
 def test_batches_that_were_taken_are_not_read_again():
