@@ -177,6 +177,11 @@ def is_ended_by(pid: int, signum: int) -> bool:
     return bool(found) and not _is_in(["SigCgt", "SigIgn", "SigBlk"], found, signum)
 
 
+def is_pending(pid: int, signum: int) -> bool:
+    """Whether no thread of the process has taken the signal yet. False if not on Linux."""
+    return _is_in(["ShdPnd"], status(pid), signum)
+
+
 def _is_in(fields: list[str], found: dict[str, str], signum: int) -> bool:
     """Whether one of these fields of a process's status has the signal."""
     return any(int(found.get(field, "0"), 16) >> (signum - 1) & 1 for field in fields)

@@ -23,6 +23,8 @@ from collections.abc import Iterable
 from types import FrameType
 from typing import Any
 
+from forge.process import processes
+
 _TIME = struct.Struct("<d")
 _TIMESPEC = struct.Struct("@ll")
 
@@ -39,10 +41,12 @@ class ForkedChildren:
     def __init__(self) -> None:
         self._heard = mmap.mmap(-1, _TIME.size)  # shared with the children
         self._ignored = 0.0
-        """In a child: the time of the parent's SIGTERM that it has ignored."""
+        """The time of the parent's SIGTERM that was noted at the last fork, or ignored since."""
         self._numbers: Iterable[int] = ()
         self._trips: dict[int, FrameType | None] = {}
         self._pipe: socket.socket | None = None
+        self._pid = 0
+        """The pid of the parent."""
 
     def watch(
         self, numbers: Iterable[int], trips: dict[int, FrameType | None], pipe: socket.socket
@@ -54,7 +58,7 @@ class ForkedChildren:
             trips: The parent's signals; a child begins with none.
             pipe: The pipe that the parent reads its signals from.
         """
-        self._numbers, self._trips, self._pipe = numbers, trips, pipe
+        self._numbers, self._trips, self._pipe, self._pid = numbers, trips, pipe, os.getpid()
         _parents.add(self)
 
     def let_go(self) -> None:
@@ -69,10 +73,13 @@ class ForkedChildren:
         """From now on a SIGTERM to a child is meant for it, and ends it."""
         _TIME.pack_into(self._heard, 0, 0.0)
 
+    def begin_fork(self) -> None:
+        """Runs before a fork: a SIGTERM that the parent notes later can have met the child, too."""
+        (self._ignored,) = _TIME.unpack_from(self._heard)
+
     def adopt(self) -> None:
         """Runs in a child that was just forked."""
         self._trips.clear()
-        (self._ignored,) = _TIME.unpack_from(self._heard)
         # A new pipe: a signal to the child alone must not stop the parent.
         reader, self._writer = socket.socketpair(type=socket.SOCK_DGRAM)
         self._writer.setblocking(False)  # noqa: FBT003 - positional there
@@ -118,13 +125,15 @@ class ForkedChildren:
                 self._ignored = heard
                 return True
             if self._is_unread(signal.SIGTERM):
-                return True  # the parent's main thread has the GIL, so its other thread must wait
+                return True  # the parent is stopped or starved, or its main thread has the GIL
             time.sleep(0.01)  # the parent gets the signal within microseconds, or not at all
         return False
 
     def _is_unread(self, number: int) -> bool:
-        """Whether a signal is in the pipe that the parent reads."""
+        """Whether the parent has not taken a signal yet, or not read it from its pipe."""
         assert self._pipe is not None
+        if processes.is_pending(self._pid, number):
+            return True
         try:
             return number in self._pipe.recv(512, socket.MSG_PEEK)
         except OSError:
@@ -134,6 +143,8 @@ class ForkedChildren:
 def _before_fork() -> None:
     if _parents:
         _masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, _ALL))
+        for parent in list(_parents):
+            parent.begin_fork()
 
 
 def _after_fork_in_parent() -> None:

@@ -10,6 +10,7 @@ from harness import Job, Process, assert_same_run, full_pipe, told, wait_for
 from rows import few
 
 from forge.jobdir import ledger
+from forge.process import processes
 
 CODES = {"TERM": 143, "INT": 130, "HUP": 129, "USR1": 75, "USR2": 75}
 
@@ -223,13 +224,19 @@ def test_workers_outlive_the_signal_that_slurm_sends_to_every_process(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["loaded", "called", "held"])
+@pytest.mark.parametrize("kind", ["loaded", "called", "held", "forked", "stopped"])
 def test_children_of_the_script_outlive_it_whatever_they_and_their_parent_are_doing(tmp_path, kind):
-    """Workers of a loader that the script iterates; a child in a long C call, and its parent."""
+    """Workers of a loader that the script iterates; a child in a long C call; one just forked."""
     job = ForkedJob(tmp_path / "job", "children.py", kind=kind)
     process = job.start()
     process.wait_for((job.directory / "ready").exists, "the children")
+    if kind == "stopped":
+        process.signal(signal.SIGSTOP)
+        process.wait_for(lambda: processes.is_suspended(process.pid), "its stop")
     process.signal_session(signal.SIGTERM)
+    if kind == "stopped":
+        signal.sigtimedwait([], 0.5)  # a child decides within half of it
+        process.signal(signal.SIGCONT)
     assert process.wait() == 143, job.output
     assert (job.checkpoints / "latest").exists()
     assert process.is_session_gone()

@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import signal
 import sys
+import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -13,6 +14,8 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import forge
+from forge.shutdown import stopping
+from forge.shutdown.forked_children import ForkedChildren
 
 directory, kind = Path(sys.argv[1]), json.loads(sys.argv[2])["kind"]
 FORK = multiprocessing.get_context("fork")
@@ -51,6 +54,11 @@ def called(pool):
     list(pool.map(c_call, [600_000] * 2))
 
 
+def stopped(pool):
+    """Longer than the parent is stopped."""
+    list(pool.map(c_call, [1_500_000] * 2))
+
+
 def held(pool):
     both = pool.map(pause, range(40))
     (directory / "ready").touch()
@@ -67,6 +75,27 @@ def terminated(_):
     child.terminate()
     child.join()
     assert child.exitcode == -signal.SIGTERM
+
+
+def forked(_):
+    """A child that has just been forked as the signal comes, and is slower than its parent."""
+    child = FORK.Process(target=time.sleep, args=(1,))
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+
+
+def be_slow():
+    """Runs in that child before forge adopts it, with all signals blocked."""
+    (directory / "ready").touch()
+    while not (directory / "heard").exists():
+        time.sleep(0.01)
+
+
+def tell_when_stopping():
+    while not stopping.is_stopping():
+        time.sleep(0.01)
+    (directory / "heard").touch()
 
 
 def daemon(_):
@@ -93,6 +122,10 @@ def main():
             kept = DataLoader(
                 data, num_workers=1, persistent_workers=True, multiprocessing_context="spawn"
             )
+        elif kind == "forked":
+            kept, adopt = None, ForkedChildren.adopt
+            ForkedChildren.adopt = lambda self: (be_slow(), adopt(self))
+            threading.Thread(target=tell_when_stopping, daemon=True).start()
         else:
             kept = ProcessPoolExecutor(2, mp_context=FORK)
         for _ in run.steps(2 if kind in ("daemon", "persistent", "terminated") else 10_000):
