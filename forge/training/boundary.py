@@ -178,8 +178,9 @@ class Boundary:
             is_end = isinstance(decision, Finish)
             if self._loops.due is None or (is_end and not has_ended):
                 is_rest = self._loops.due == []
+                step, stride = self._loops.step, self._loops.stride
                 self._loops.expect(
-                    self._evaluations.due(self._loops.step, is_end=is_end, is_rest=is_rest)
+                    self._evaluations.due(step, stride, is_end=is_end, is_rest=is_rest)
                 )
                 has_ended = is_end
             if isinstance(decision, Finish) and decision.stop is not None:
@@ -216,6 +217,7 @@ class Boundary:
             nan=self._nan.wants,
             rollbacks=self._nan.rollbacks,
             pinned=self._pinned,
+            stride=self._loops.stride,
         )
         try:
             agreed = self._group.agreed(self._visits)

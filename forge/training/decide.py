@@ -77,7 +77,7 @@ class LocalInputs(NamedTuple):
     n: int | None
     """Steps that the loop is to do; None: it ends otherwise."""
     every_steps: int | None
-    """Save at multiples of this; None: not by steps."""
+    """Save when a multiple of this is reached or passed; None: not by steps."""
     saved: int | None
     """Step of the last save or of the resumed checkpoint; None: nothing is saved yet."""
     nan: Halt | RollBack | None
@@ -85,6 +85,8 @@ class LocalInputs(NamedTuple):
     rollbacks: int = 0
     pinned: int | None = None
     """The step of the checkpoint that was pinned last."""
+    stride: int = 1
+    """Steps between the boundary before this one and this one."""
 
 
 def decide(agreed: Consensus, step: int, known: LocalInputs) -> Decision:
@@ -124,5 +126,5 @@ def _save(agreed: Consensus, step: int, known: LocalInputs) -> Save | None:
     if request is not None and is_open and (known.saved is None or known.saved < request.step):
         return Save(request.is_periodic)
     is_start = known.saved is None and step == 0  # the initial state can be built again
-    is_multiple = known.every_steps is not None and step % known.every_steps == 0
+    is_multiple = known.every_steps is not None and step % known.every_steps < known.stride
     return Save(is_periodic=True) if is_multiple and not is_start else None

@@ -23,8 +23,8 @@ class _Evaluation:
     at_end: bool
     epochs: int | None = None
 
-    def is_due(self, step: int, *, is_end: bool) -> bool:
-        return (self.at_end and is_end) or (self.steps is not None and step % self.steps == 0)
+    def is_due(self, step: int, stride: int, *, is_end: bool) -> bool:
+        return (self.at_end and is_end) or (self.steps is not None and step % self.steps < stride)
 
 
 class Evaluations:
@@ -79,17 +79,23 @@ class Evaluations:
         found = {*by_steps, *by_epochs} if is_new else {*by_epochs} - {*by_steps}
         return [one.name for one in self._all if one.name in found]
 
-    def due(self, step: int, *, is_end: bool, is_rest: bool = False) -> list[str]:
+    def due(
+        self, step: int, stride: int = 1, *, is_end: bool, is_rest: bool = False
+    ) -> list[str]:
         """Names of the functions that are due after `step` steps; none before the first step.
 
         Args:
+            step: Steps done.
+            stride: Steps since the boundary before: a multiple that was passed counts too.
             is_end: Whether the loop ends here.
             is_rest: Whether the functions due at this step by number have already run.
         """
         if not self._all:
             return []
-        found = [one for one in self._all if step > 0 and one.is_due(step, is_end=is_end)]
-        return [one.name for one in found if not (is_rest and one.is_due(step, is_end=False))]
+        found = [one for one in self._all if step > 0 and one.is_due(step, stride, is_end=is_end)]
+        return [
+            one.name for one in found if not (is_rest and one.is_due(step, stride, is_end=False))
+        ]
 
     @contextmanager
     def after_pass(self) -> Iterator[None]:

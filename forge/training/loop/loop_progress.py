@@ -30,6 +30,8 @@ class LoopProgress:
 
     def __init__(self) -> None:
         self.step = 0
+        self.stride = 1
+        """Steps between the last two boundaries; more than 1 only in a loop of `run.boundary`."""
         self.planned: int | None = None
         self.due: list[str] | None = None
         self.finished_by = ""
@@ -154,7 +156,7 @@ class LoopProgress:
         """
         self.is_in_step = False
         if step is not None:
-            self.step, self.due = step, None
+            self.stride, self.step, self.due = max(step - self.step, 1), step, None
 
     def expect(self, due: list[str]) -> None:
         """These functions of `run.every` are still to run at this boundary."""
@@ -227,6 +229,7 @@ class LoopProgress:
     def load(self, state: LoopState) -> None:
         """Restore the progress from a checkpoint."""
         self.step, self.planned, self.due = state.step, state.planned, state.due
+        self.stride = 1
         self._broken_off = set(state.broken_off)
         self.finished_by, self.epochs, self.loaded = state.finished_by, state.epochs, state
         is_before = self.epochs is None or self.epochs.phase is EpochPhase.before

@@ -145,8 +145,9 @@ class PlainLoops:
         return counted(self.loops, self.updater, value)
 
     def _run_due(self, *, is_end: bool, is_rest: bool = False) -> None:
-        due = self._evaluations.due(self.loops.step, is_end=is_end, is_rest=is_rest)
-        self._evaluations.run(due, self.loops.step)
+        step, stride = self.loops.step, self.loops.stride
+        due = self._evaluations.due(step, stride, is_end=is_end, is_rest=is_rest)
+        self._evaluations.run(due, step)
 
     # -- calls between two steps ---------------------------------------------------------------
 

@@ -5,6 +5,7 @@ import json
 import random
 
 import pytest
+import small_scripts
 import torch
 from harness import assert_same_run
 from nan_trainer import outliving
@@ -65,6 +66,48 @@ def test_begin_says_where_the_loop_begins_and_that_it_has_ended(tmp_path, make_j
     assert job.run() == 0
     assert starts(job)[2:] == [[STEPS, 2, True, True]]
     assert_same_run(job, undisturbed(**SPEC))
+
+
+JUMPS = """
+import forge, torch
+
+class Counter:
+    i = 1
+    def state_dict(self):
+        return {"i": self.i}
+    def load_state_dict(self, state):
+        self.i = state["i"]
+
+torch.manual_seed(0)
+model, counter = torch.nn.Linear(2, 1), Counter()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+policy = {"checkpoint": {"dir": "ck", "every_steps": 25, "every_s": None}}
+with forge.Run(policy, model=model, optimizer=optimizer, counter=counter) as run:
+    run.state["evaluated"] = []
+    run.every(20)(lambda step: run.state["evaluated"].append(step))
+    print("begins at", run.begin().step)
+    while counter.i < 100:
+        loss = model(torch.rand(4, 2)).square().mean()
+        loss.backward()
+        if run.should_step(loss):
+            optimizer.step()
+        optimizer.zero_grad()
+        counter.i += 10
+        strike(counter.i)
+        run.boundary(counter.i)
+    run.end_loop()
+print(counter.i, model.weight.tolist(), run.state["evaluated"])
+"""
+
+
+def test_steps_that_jump_over_a_multiple_are_saved_and_evaluated_there(tmp_path):
+    """A loop whose steps are 1, 11, 21 … was never saved by `every_steps`, and began anew."""
+    whole = small_scripts.starts(tmp_path / "whole", JUMPS)
+    killed = small_scripts.starts(tmp_path / "killed", JUMPS, "71:KILL")
+    assert [start.returncode for start in killed] == [-9, 0]
+    assert "begins at 51" in killed[1].stdout
+    assert small_scripts.last_line(killed[1]) == small_scripts.last_line(whole[0])
+    assert "[21, 41, 61, 81, 101]" in small_scripts.last_line(whole[0])
 
 
 def test_a_loader_that_reads_ahead_is_refused_at_the_first_boundary(tmp_path, make_job):
