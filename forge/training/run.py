@@ -189,7 +189,7 @@ class Run:
                 loaders each step gets a batch of each, `(step, batch, other)`; a loader that
                 ends starts a new pass.
         Returns:
-            An iterator that ends after step `n - 1`.
+            An iterator that ends after step `n - 1`; its `len` is `n`.
         Raises:
             ForgeError: Outside `with forge.Run(...) as run:`, inside a step of another loop, or if
                 the `n` of a later loop is not larger than that of the loop before.
@@ -205,7 +205,7 @@ class Run:
             raise ForgeError(NESTED)
         others = [self.loader(one) for one in loaders[1:]]
         steps = attempt.steps(number, first)
-        return _joined(steps, others) if others else steps
+        return SizedIterator(_joined(steps, others) if others else steps, lambda: _count(number))
 
     def loader(self, loader: Iterable[_Batch]) -> ResumableLoader[_Batch]:
         """Wrap a second source of batches, so that its position is saved and restored too.
@@ -252,13 +252,13 @@ class Run:
         Args:
             n: Total number of epochs, including those already done.
         Returns:
-            An iterator that ends after epoch `n - 1`.
+            An iterator that ends after epoch `n - 1`; its `len` is `n`.
         Raises:
             ForgeError: Outside `with forge.Run(...) as run:`, and after another loop of this Run.
         """
         attempt = self._entered("epochs")
         misuse.check_count("epochs", n)
-        return attempt.epochs(n)
+        return SizedIterator(attempt.epochs(n), lambda: _count(n))
 
     def batches(self, loader: Iterable[_Batch]) -> Iterator[tuple[int, _Batch]]:
         """Yield `(step, batch)` for one pass through a loader.
@@ -270,12 +270,13 @@ class Run:
             loader: A DataLoader, StatefulDataLoader, or any iterable of batches. Each epoch can
                 have a new loader.
         Returns:
-            An iterator that ends when the loader ends.
+            An iterator that ends when the loader ends, with the loader's `len` if it has one.
         Raises:
             ForgeError: Outside `for epoch in run.epochs(n):`, or twice in one epoch.
         """
         misuse.check_loader("batches", loader)
-        return self._entered("batches").batches(loader)
+        pass_ = self._entered("batches").batches(loader)
+        return SizedIterator(pass_, lambda: len(loader))  # type: ignore[arg-type]
 
     def open(self) -> Run:
         """Do what `with` does on entry, for code that cannot use a `with` block.
@@ -600,6 +601,29 @@ class Run:
         if self._attempt is not None:
             self._attempt.on_stop(callback, timeout_s)
         return callback
+
+
+class SizedIterator(Iterator[_Batch]):
+    """The iterator of a loop with a `len`, which progress bars and meters read."""
+
+    def __init__(self, iterator: Iterator[_Batch], size: Callable[[], int]) -> None:
+        self._iterator = iterator
+        self._size = size
+
+    def __iter__(self) -> Iterator[_Batch]:
+        return self._iterator
+
+    def __next__(self) -> _Batch:
+        return next(self._iterator)
+
+    def __len__(self) -> int:
+        return self._size()
+
+
+def _count(n: float) -> int:
+    if math.isinf(n):
+        raise TypeError("a loop without a number of steps has no len")
+    return int(n)
 
 
 def _joined(steps: Iterator[Any], others: list[ResumableLoader[Any]]) -> Iterator[Any]:

@@ -79,9 +79,7 @@ class Evaluations:
         found = {*by_steps, *by_epochs} if is_new else {*by_epochs} - {*by_steps}
         return [one.name for one in self._all if one.name in found]
 
-    def due(
-        self, step: int, stride: int = 1, *, is_end: bool, is_rest: bool = False
-    ) -> list[str]:
+    def due(self, step: int, stride: int = 1, *, is_end: bool, is_rest: bool = False) -> list[str]:
         """Names of the functions that are due after `step` steps; none before the first step.
 
         Args:

@@ -469,3 +469,29 @@ def test_what_the_script_drops_before_a_pass_is_freed(a_run):
             del large
             assert known() is None
             break
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_epochs_and_passes_have_a_length(enabled, a_run):
+    """MetricLogger of DINO and MAE calls `len` of what it iterates; tqdm's total is it."""
+    with a_run(enabled=enabled) as run:
+        epochs = run.epochs(2)
+        assert len(epochs) == 2
+        for epoch in epochs:
+            batches = run.batches(BATCHES if epoch == 0 else (x for x in BATCHES))
+            if epoch == 0:
+                assert len(batches) == 3
+            else:
+                with pytest.raises(TypeError):
+                    len(batches)
+            assert len(list(batches)) == 3
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_loop_over_steps_is_as_long_as_its_number_of_steps(enabled, a_run):
+    """After a resume too, like the step that it yields."""
+    with a_run(enabled=enabled) as run:
+        assert len(run.steps(12, BATCHES)) == 12
+        assert len(run.steps(12)) == 12
+        with pytest.raises(TypeError, match="has no len"):
+            len(run.steps(None, BATCHES))
