@@ -111,6 +111,14 @@ def samplers(loader: Any) -> dict[str, Any]:
     return {name: sampler for name, sampler in found.items() if sampler is not None}
 
 
+def shuffling_epoch(loader: Any) -> int | None:
+    """The epoch from which a sampler, such as a DistributedSampler, draws the order of a pass."""
+    for sampler in samplers(loader).values():
+        if hasattr(sampler, "set_epoch") and getattr(sampler, "shuffle", False):
+            return getattr(sampler, "epoch", None)
+    return None
+
+
 def generators(loader: Any) -> dict[str, torch.Generator]:
     """The generators that were passed to a loader and to its samplers."""
     owners = {"loader": loader, **samplers(loader)}

@@ -19,6 +19,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from forge import messages
 from forge.compat import of_torch
 from forge.data import loaders, properties, seeding, sharing
 from forge.data.loaders import Kind, Proof
@@ -33,10 +34,21 @@ from forge.state import rng
 
 
 class Position:
-    """The position of one `Run.steps` in its loader."""
+    """The position of one loop in its loader.
 
-    def __init__(self, loader: Iterable[Any], epoch: int = 0) -> None:
+    Args:
+        loader: A DataLoader, or any iterable of batches.
+        epoch: Number of the first pass.
+        sets_epoch: Whether forge calls `set_epoch` of the samplers, because it begins the passes.
+            Else the script does or does not, and the epoch of a sampler is part of its state.
+    """
+
+    def __init__(self, loader: Iterable[Any], epoch: int = 0, *, sets_epoch: bool = True) -> None:
         self._loader: Any = loader
+        self._sets_epoch = sets_epoch
+        self._shuffles_by = None if sets_epoch else loaders.shuffling_epoch(loader)
+        """The epoch from which the order of this pass is drawn; None: from something else."""
+        self._is_order_named = False
         self._iterator: Iterator[Any] | None = None
         self._start: dict[str, Any] | None = None
         self._is_waiting = False
@@ -143,6 +155,14 @@ class Position:
         if before._loader is self._loader:
             self._was_read = before._was_read or before.taken > 0
             self._is_left = before._is_left
+        is_repeated = self._shuffles_by is not None and self._shuffles_by == before._shuffles_by
+        if is_repeated and not before._is_order_named:
+            messages.warn(
+                f"A sampler has the same epoch ({self._shuffles_by}) in two passes, so both have"
+                " the same order of samples. Call sampler.set_epoch(epoch) before each pass; forge"
+                " calls it only in a loop over run.steps."
+            )
+        self._is_order_named = is_repeated or before._is_order_named
 
     def _count(self, batch: Any) -> Any:
         self.taken += 1
@@ -180,7 +200,7 @@ class Position:
 
     def _announce_epoch(self) -> None:
         seeding.set_epoch(getattr(self._loader, "dataset", None), self.epoch)
-        for sampler in loaders.samplers(self._loader).values():
+        for sampler in loaders.samplers(self._loader).values() if self._sets_epoch else ():
             if hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(self.epoch)
 

@@ -56,8 +56,9 @@ class Resumable(Generic[_Batch]):
         return len(self.loader)  # type: ignore[arg-type]
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the number of the next pass, for samplers with `set_epoch`; the default is a count.
+        """Set the number of the next pass, and call `set_epoch` of the samplers with it.
 
+        Without this call the passes are counted, and the samplers keep the epoch that they have.
         A pass that was saved before its end keeps its number.
         """
         self._epoch = epoch
@@ -116,11 +117,11 @@ class Resumable(Generic[_Batch]):
     def _next_pass(self) -> None:
         before, saved = self._position, self._saved
         if saved is not None and saved["is_over"]:
-            position = Position(self.loader, self._number_after(saved["position"]["epoch"]))
+            position = self._open(self._number_after(saved["position"]["epoch"]))
             position.load_finished(saved["position"])
             position.name_changes(saved["position"])
         elif saved is not None:
-            position = Position(self.loader, saved["position"]["epoch"])
+            position = self._open(saved["position"]["epoch"])
             self._random_states = list(saved.get("pending", ()))
             with rng.unchanged():
                 position.load(saved["position"])
@@ -131,16 +132,19 @@ class Resumable(Generic[_Batch]):
             if not before.is_over:
                 self.has_left = True
                 before.end_pass(is_left=True)
-            position = Position(self.loader, self._number_after(before.epoch))
+            position = self._open(self._number_after(before.epoch))
             position.follow(before)
         else:
-            position = Position(self.loader, self._number_after(-1))
+            position = self._open(self._number_after(-1))
         if saved is not None and not saved["is_over"]:
             self._is_later = saved.get("is_later", False)
         else:
             self._is_later = (before or saved) is not None
         self._position, self._saved = position, None
         self._is_closed, self._epoch = self.ahead == 0, None
+
+    def _open(self, epoch: int) -> Position:
+        return Position(self.loader, epoch, sets_epoch=self._epoch is not None)
 
     def _number_after(self, epoch: int) -> int:
         return epoch + 1 if self._epoch is None else self._epoch

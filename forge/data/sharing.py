@@ -100,7 +100,8 @@ class GlobalBatchSampler(Sampler[list[int]]):
 
     `DataLoader(dataset, batch_sampler=forge.data.GlobalBatchSampler(dataset, 256))`: step k has
     the same samples on 1, 2 or 8 ranks, and a job that resumes with another number of ranks
-    continues after the same sample. `run.steps` and `run.batches` call `set_epoch`.
+    continues after the same sample. `run.steps` calls `set_epoch`; in a loop over `run.epochs` call
+    it before each pass, as for torch's DistributedSampler.
 
     Every rank has the same number of batches, all of the same size. If `global_batch_size` does
     not divide the number of samples, `drop_last` drops the last batch; else it is filled with the

@@ -177,7 +177,8 @@ class Run:
     def steps(self, n: int | None, *loaders: Iterable[Any]) -> Iterator[Any]:
         """Yield `(step, batch)`, or `step` without a loader, from the saved step up to `n`.
 
-        New epochs of the loader begin automatically. A second loop continues to count where the
+        New epochs of the loader begin automatically; forge calls `set_epoch` of its samplers with
+        their number. A second loop continues to count where the
         first ended, so it needs a larger `n`; it can have another loader. Code between two loops
         runs again each time the job resumes, so put evaluations into `run.every`. A stop raises
         `Exit` between two steps; your `finally` blocks run.
@@ -264,7 +265,8 @@ class Run:
         """Yield `(step, batch)` for one pass through a loader.
 
         On resume the pass continues with the first batch that was not trained on. `step` counts
-        over all epochs. A `break` ends the pass.
+        over all epochs. A `break` ends the pass. forge does not call `set_epoch` of a sampler here:
+        call it before the pass, as without forge.
 
         Args:
             loader: A DataLoader, StatefulDataLoader, or any iterable of batches. Each epoch can

@@ -132,7 +132,7 @@ def test_what_rank_0_alone_logs_resumes_as_it_was_logged(tmp_path):
 
 
 def test_epochs_deal_other_samples_in_each(epochs, tmp_path):
-    """`set_epoch` of the DistributedSampler is forge's to call, in either kind of loop."""
+    """In a loop over steps forge calls `set_epoch`; in epochs the script does, with equal bits."""
     firsts = [epochs.history.metrics[6 * epoch]["first"] for epoch in range(4)]
     assert len({*firsts}) > 1
     flat = struck(tmp_path, n=24)

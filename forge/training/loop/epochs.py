@@ -158,7 +158,7 @@ class Epochs:
         if not self._is_pass_due:
             raise ForgeError(misuse.BATCHES_WITHOUT_EPOCH)
         self._is_pass_due = False
-        position = self._loops.open_loader(loader, self._epoch.epoch)
+        position = self._loops.open_loader(loader, self._epoch.epoch, sets_epoch=False)
         self._enter(position, loader)
         lengths = self._boundary.lengths
         if lengths is not None and self._epoch.phase is EpochPhase.within:

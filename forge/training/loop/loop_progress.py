@@ -92,9 +92,11 @@ class LoopProgress:
 
     # -- the loops -----------------------------------------------------------------------------
 
-    def open_loader(self, loader: Iterable[Any], epoch: int = 0) -> Position:
+    def open_loader(
+        self, loader: Iterable[Any], epoch: int = 0, *, sets_epoch: bool = True
+    ) -> Position:
         """Start reading a loader; log once what a resume cannot repeat exactly."""
-        position = Position(loader, epoch)
+        position = Position(loader, epoch, sets_epoch=sets_epoch)
         for before in self.positions:
             if isinstance(before, Position):
                 position.know(before)

@@ -95,7 +95,10 @@ class PlainLoops:
         loops, now = self.loops, self.loops.epochs
         if not self._is_pass_due or now is None:
             raise ForgeError(misuse.BATCHES_WITHOUT_EPOCH)
-        self._is_pass_due, position = False, Position(loader, now.epoch)
+        self._is_pass_due, position = (
+            False,
+            Position(loader, now.epoch, sets_epoch=False),
+        )
         loops.begin_pass(position)
         evaluated = loops.step
         try:

@@ -31,7 +31,8 @@ if spec["kind"] == "global":
     sampler = forge.data.GlobalBatchSampler(data, 12, seed=3)
     loader = DataLoader(data, batch_sampler=sampler)
 else:
-    loader = DataLoader(data, batch_size=12 // size, sampler=DistributedSampler(data, seed=3))
+    sampler = DistributedSampler(data, seed=3)
+    loader = DataLoader(data, batch_size=12 // size, sampler=sampler)
 torch.manual_seed(100 + rank)
 mark, notes = directory / "signalled", directory / f"seen_{rank}.txt"
 
@@ -54,7 +55,8 @@ with forge.Run(policy, model=model, optimizer=optimizer) as run:
         for step, (x,) in run.steps(40, loader):
             train(step, x)
     else:
-        for _ in run.epochs(5):
+        for epoch in run.epochs(5):
+            sampler.set_epoch(epoch)
             for step, (x,) in run.batches(loader):
                 train(step, x)
 dist.destroy_process_group()

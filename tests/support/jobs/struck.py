@@ -162,6 +162,7 @@ with forge.Run(policy, model=model, optimizer=optimizer, asked=Asked()) as run:
 
     if "epochs" in spec:
         for epoch in run.epochs(spec["epochs"]):
+            loader.sampler.set_epoch(epoch)
             for _, (inputs, targets) in run.batches(loader):
                 train(inputs, targets)
             step = epoch
