@@ -406,7 +406,8 @@ class Run:
             scaler: A `torch.amp.GradScaler` given to `forge.Run`. An overflow that the scaler
                 handles does not count as a NaN. If several optimizers share a scaler, its scale is
                 updated after the last of them.
-            clip_norm: Largest L2 norm of the gradients, as in `clip_grad_norm_`.
+            clip_norm: Largest L2 norm of the gradients. If all of them belong to one module, the
+                result has the same bits as `clip_grad_norm_(module.parameters(), clip_norm)`.
         Returns:
             Whether the update was done.
         Raises:

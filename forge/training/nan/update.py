@@ -51,6 +51,9 @@ class Updater(Watcher):
         self._parameters = [parameter for _, parameter in named]
         self._names = {id(parameter): name for name, parameter in named}
         objects = live.objects.items()
+        modules = [one for _, one in objects if isinstance(one, torch.nn.Module)]
+        self._orders = [{id(p): i for i, p in enumerate(one.parameters())} for one in modules]
+        """For each module, the position of its parameters."""
         self._scalers = [(n, o) for n, o in objects if isinstance(o, torch.amp.GradScaler)]
         self._accepted: set[tuple[int, ...]] = set()
         """Objects that were given to an update, by `id`; `live` keeps them alive."""
@@ -114,7 +117,7 @@ class Updater(Watcher):
             scaling.begin_update(scaler, optimizers)
             for one in optimizers:
                 scaler.unscale_(one)
-        parameters = _with_gradients(optimizers)
+        parameters = self._in_order(_with_gradients(optimizers))
         self._look_for_gradients(parameters, optimizers)
         if self._is_enabled:
             checked = self._nan.check(loss, parameters, self._names, clip_norm=clip_norm)
@@ -137,6 +140,14 @@ class Updater(Watcher):
         for one in optimizers:
             one.zero_grad(set_to_none=True)
         return may_update
+
+    def _in_order(self, parameters: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Parameters of one module in the module's order, in which `clip_grad_norm_` sums them."""
+        ids = set(map(id, parameters))
+        for order in self._orders:
+            if order.keys() >= ids:
+                return sorted(parameters, key=lambda parameter: order[id(parameter)])
+        return parameters
 
     def _may_update(
         self, checked: Checked, optimizers: Sequence[torch.optim.Optimizer], scaler: Any

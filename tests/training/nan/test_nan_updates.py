@@ -40,6 +40,36 @@ def test_fifty_updates_give_the_very_bits_of_the_loop_written_by_hand(
     assert our_schedule.last_epoch == schedule.last_epoch
 
 
+def deep(depth=24):
+    torch.manual_seed(1)
+    layers = [torch.nn.Linear(4, 4) for _ in range(depth)]
+    return torch.nn.Sequential(*layers, torch.nn.Linear(4, 1))
+
+
+def in_two_groups(model):
+    """As minGPT and nanoGPT: weights decay, biases do not."""
+    weights = [p for p in model.parameters() if p.dim() > 1]
+    biases = [p for p in model.parameters() if p.dim() == 1]
+    return torch.optim.AdamW([{"params": weights}, {"params": biases, "weight_decay": 0.0}], 0.01)
+
+
+def test_clipping_sums_the_gradients_in_the_order_of_the_module(tmp_path):
+    """The order of the optimizer's groups gives other last bits than torch's own line."""
+    by_hand, ours = deep(), deep()
+    optimizer = in_two_groups(by_hand)
+    for loss in losses(by_hand, 100):
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(by_hand.parameters(), 0.01)
+        optimizer.step()
+        optimizer.zero_grad()
+    optimizer = in_two_groups(ours)
+    with a_run(tmp_path, model=ours, optimizer=optimizer) as run:
+        for _, loss in zip(run.steps(100), losses(ours, 100), strict=False):
+            loss.backward()
+            run.update(loss, optimizer, clip_norm=0.01)
+    assert_same_state(ours.state_dict(), by_hand.state_dict())
+
+
 @pytest.mark.parametrize(
     ("dtype", "size"),
     [(torch.float32, 1e20), (torch.float32, 1e38), (torch.bfloat16, 1e30), (torch.float16, 6e4)],
