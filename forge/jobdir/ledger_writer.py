@@ -158,6 +158,17 @@ def has_finished(job_dir: Path, checkpoint_dir: Path) -> bool:
     return is_ended and saved_step(checkpoint_dir) >= 0
 
 
+def last_save(job_dir: Path, run: str) -> int | None:
+    """The step of the last checkpoint that the attempts of a Run have saved; None: of none."""
+    for one in reversed(shares(job_dir)):
+        path = _attempt_file(job_dir, one.number)
+        events = jsonl.tail(path, b'"kind": "save",')[0] if one.checkpoints == run else []
+        steps = [int(event["step"]) for event in events if event["kind"] == "save"]
+        if steps:
+            return steps[-1]
+    return None
+
+
 def trainers(job_dir: Path) -> set[int]:
     """Pids of this process and its children that entered a Run; some can have ended."""
     owner = spawned.owner()

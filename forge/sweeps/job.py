@@ -66,6 +66,8 @@ class SweepJob:
     """Reason -> number of attempts that ended for it."""
     checkpoint: SavedCheckpoint | None = None
     """The newest committed checkpoint."""
+    lost_step: int | None = None
+    """The step of the last checkpoint, if it was saved and no checkpoint is left."""
     save_every_s: float | None = None
     """Seconds between two periodic saves; None: none are saved by time, or it is not known."""
     saves: str = ""

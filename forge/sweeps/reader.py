@@ -16,7 +16,7 @@ from typing import Any
 
 from forge.errors import Reason
 from forge.filesystem.files import read_plain
-from forge.jobdir import cancel_request, job_state, jsonl, ledger, spawned
+from forge.jobdir import cancel_request, job_state, jsonl, ledger, ledger_writer, spawned
 from forge.jobdir.job_files import PLAN, STATE, VERDICT, forge_dir, job_ledger, step_dirs, step_of
 from forge.jobdir.job_state import JobState, State
 from forge.jobdir.ledger import Progress
@@ -114,10 +114,12 @@ def read_job(place: JobPlace, directory: Path, label: str, locks: HeldLocks) -> 
     state, problems = files.state, files.problems
     if not files.ledger.is_whole:
         problems.append("the ledger is long, so the best values cover only its end")
-    checkpoint = None
+    checkpoint = lost_step = None
     if files.ledger.number:
         try:
             checkpoint = newest(Path(directory, files.ledger.checkpoints))
+            if checkpoint is None:
+                lost_step = ledger_writer.last_save(directory, files.ledger.checkpoints)
         except OSError as error:
             problems.append(_problem(Path(directory, files.ledger.checkpoints), error))
     starts = [one for one in files.history if one["kind"] == "attempt"]
@@ -144,6 +146,7 @@ def read_job(place: JobPlace, directory: Path, label: str, locks: HeldLocks) -> 
         attempts=len(starts) or files.ledger.number,
         ends=ends,
         checkpoint=checkpoint,
+        lost_step=lost_step,
         save_every_s=interval.get("every_s"),
         saves=str(interval.get("text", "")),
         metrics=files.ledger.metrics,

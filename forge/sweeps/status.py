@@ -156,6 +156,8 @@ def notes(job: SweepJob, now: float, *, is_single: bool = False) -> list[str]:
         if job.checkpoint is not None:
             age = words.ago(job.checkpoint.age_s(now))
             facts.append(f"checkpoint {job.checkpoint.path.name}, {age} ago")
+        elif job.lost_step is not None:
+            facts.append(f"its checkpoint of step {job.lost_step} is gone")
         elif job.step:
             facts.append("no checkpoint yet")
         if job.state.is_active and job.save_every_s is not None:

@@ -236,6 +236,7 @@ class Attempt:
                 from forge.state import ddp_buckets
 
                 ddp_buckets.check(self._live.objects, group.size)
+            self._exchange.broadcast("the checkpoints", self._directory.check_not_lost)
             preflight.check_code(job, policy.requeue.on_code_change)
             gather, limit_s = self._exchange.all_gather, START_S + health.limit_s
             gather("the health checks", health.check_node, within_s=limit_s)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shlex
 import socket
 import time
 from pathlib import Path
@@ -16,7 +17,7 @@ from forge import messages
 from forge.checkpoint.store import Store
 from forge.config.rules import directory_problem
 from forge.config.schema import NanAction, Policy
-from forge.errors import ConfigError, ExitCode, Reason
+from forge.errors import CheckpointError, ConfigError, ExitCode, Reason
 from forge.filesystem import foreign
 from forge.group.group import Coordinator
 from forge.jobdir import job_dir, ledger_writer, spawned, verdict
@@ -95,6 +96,23 @@ class AttemptIO:
         self._is_supervised = job_dir.is_supervised()
         self._is_judged = self._is_supervised or requeuer is not None
         """Whether another process records what happens to the job after a stop."""
+
+    def check_not_lost(self) -> None:
+        """Refuse to begin anew if the job has saved checkpoints, and none of them exists.
+
+        Raises:
+            CheckpointError: Names the last one, and the command that begins anew.
+        """
+        step = ledger_writer.last_save(self.job, self.ledger.run)
+        if step is None or step_dirs(self.checkpoint_dir):
+            return
+        ledger = forge_dir(self.job) / "ledger"
+        aside = shlex.join(["mv", str(ledger), str(ledger.with_name(f"ledger_to_step_{step}"))])
+        raise CheckpointError(
+            f"This job has saved step {step} in {self.checkpoint_dir}, but no checkpoint is left"
+            " there. If the disk is not mounted, or a purge has removed them, restore them and"
+            f" start the job again. To train again from step 0:\n  {aside} && {self.command}"
+        )
 
     def record_start(
         self,
