@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.nn.modules.lazy import LazyModuleMixin
 
+from forge import messages
 from forge.compat import of_torch
 from forge.errors import CheckpointError
 
@@ -58,6 +59,27 @@ def check_loadable(name: str, state: Mapping[str, Any]) -> None:
                     " fail. Expand the tensor at each use, or register its .clone(); a buffer that"
                     " the script always rebuilds can have persistent=False."
                 )
+
+
+def check_complete(name: str, module: torch.nn.Module, state: Mapping[str, Any]) -> None:
+    """Refuse a `state_dict` without tensors that torch's `load_state_dict` requires.
+
+    Raises:
+        CheckpointError: Names them.
+    """
+    own, missing = own_ways(module), []
+    for path, one in module.named_modules(remove_duplicate=False):
+        for key in tensors(one).keys() - of_torch.non_persistent_buffers(one).keys():
+            full = f"{path}.{key}" if path else key
+            if full not in state and not (own and full.startswith(own)):
+                missing.append(f"{name}.{full}")
+    if missing:
+        raise CheckpointError(
+            f"{name}.state_dict() leaves out {messages.truncate_list(sorted(missing), 4)}, which"
+            " its load_state_dict requires, so no checkpoint could be loaded. Leave state_dict as"
+            " torch has it; or give the module a load_state_dict that accepts less, such as `return"
+            " super().load_state_dict(state, strict=False)`."
+        )
 
 
 def check_kind(path: str, module: torch.nn.Module) -> None:

@@ -176,6 +176,7 @@ class StateRegistry:
         for name, one in self.objects.items():
             if isinstance(one, torch.nn.Module):
                 module_state.check_loadable(name, captured["states"][name])
+                module_state.check_complete(name, one, captured["states"][name])
         for sentence in unregistered.nowhere(self.objects, captured["states"]):
             messages.warn(
                 f"{sentence}. forge saves their values. If they belong to a module, nothing else of"

@@ -5,7 +5,9 @@ import copy
 import pytest
 import torch
 from torch import nn
+from updates import a_run
 
+import forge
 from forge.errors import CheckpointError, StateMismatch
 from forge.state import restoring
 from forge.state.registry import StateRegistry
@@ -133,3 +135,46 @@ def test_what_a_module_left_out_as_it_loaded_is_named_all_the_same():
     saved["states"]["m"]["scale"] = torch.ones(1)
     with pytest.raises(StateMismatch, match=r"m\.scale: float32\[1\] in .*, nothing in the object"):
         restoring.load(StateRegistry({"m": TakesAll(3, 1)}), saved)
+
+
+class FrozenBackbone(torch.nn.Module):
+    """Saves its trained part alone, as scripts with LoRA do."""
+
+    def __init__(self):
+        super().__init__()
+        self.backbone = torch.nn.Linear(2, 3).requires_grad_(False)
+        self.register_buffer("scratch", torch.zeros(1), persistent=False)
+        self.head = torch.nn.Linear(3, 1)
+
+    def state_dict(self, *args, **kwargs):
+        state = super().state_dict(*args, **kwargs)
+        return {key: one for key, one in state.items() if "backbone" not in key}
+
+
+class WithLoader(FrozenBackbone):
+    """The same, and it can load what it saves."""
+
+    def load_state_dict(self, state, strict=False):
+        return super().load_state_dict(state, strict=False)
+
+
+def test_a_module_that_saves_less_than_it_loads_is_refused_at_the_start(tmp_path):
+    """It was saved for days, and each resume ended with 74."""
+    with (
+        pytest.raises(forge.Exit) as exit_,
+        a_run(tmp_path, model=FrozenBackbone()),
+    ):
+        pass
+    assert exit_.value.code == 78
+    assert "model.backbone.bias, model.backbone.weight" in exit_.value.text
+
+
+def test_a_module_that_loads_what_it_saves_is_not_refused(tmp_path):
+    """Its own load_state_dict, or a hook, decides what it needs."""
+    hooked = FrozenBackbone()
+    hooked.register_load_state_dict_pre_hook(lambda *_: None)
+    for number, module in enumerate([WithLoader(), hooked]):
+        with a_run(tmp_path / str(number), model=module) as run:
+            for _ in run.steps(1):
+                pass
+        assert run.step == 1
