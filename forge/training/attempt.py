@@ -346,7 +346,7 @@ class Attempt:
             from forge.training.rollback import RateScale  # few trainings need it
 
             self._scales = [RateScale(self._nan, one) for one in self._live.optimizers]
-        self._optimizer_steps.enter_run()
+        self._optimizer_steps.enter_run(self._shutdown.giving_up)
 
     def _watchers(self) -> list[Watcher]:
         """The watchers of the loops; a rehearsal has two more."""

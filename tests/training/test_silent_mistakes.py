@@ -8,6 +8,7 @@ import weakref
 
 import pytest
 import torch
+from nan_trainer import outliving
 
 import forge
 from forge.jobdir import spawned
@@ -185,37 +186,56 @@ class Wrapper:
         self.state_dict, self.load_state_dict = optimizer.state_dict, optimizer.load_state_dict
 
 
-@pytest.mark.parametrize(
-    ("given", "num_warnings"),
-    [
-        (lambda job: {"first": job.first, "second": job.second}, 0),
-        (lambda job: {"first": job.first, "second": Wrapper(job.second)}, 0),
-        (lambda job: {"first": job.first}, 1),
-        (lambda job: {}, 2),
-    ],
-    ids=["both", "wrapped", "one", "none"],
-)
-def test_an_optimizer_that_was_not_given_is_named(given, num_warnings, job, caplog):
-    """Its moments would be zero again after a resume, and no message would say so."""
-    with forge.Run(job.policy, body=job.body, head=job.head, **given(job)) as run:
+def train_with_both(job, given):
+    """Step both optimizers, and one over a copy of the weights, which needs no save."""
+    unused = torch.optim.Adam(job.body.parameters())  # it exists, and never steps
+    with outliving(), forge.Run(job.policy, body=job.body, head=job.head, **given(job)) as run:
         for _ in run.steps(3):
             loss = job.loss()
             loss.backward()
-            copy = torch.optim.SGD([torch.zeros(2, requires_grad=True)])  # needs no save
+            copy = torch.optim.SGD([torch.zeros(2, requires_grad=True)])
             for optimizer in (job.first, job.second, copy) if run.should_step(loss) else ():
                 optimizer.step()
-    assert caplog.text.count("but its state is not saved") == num_warnings
-    assert ("SGD trains head.weight, head.bias" in caplog.text) is bool(num_warnings)
+    assert not unused.state
+    return run.step
 
 
-def test_an_optimizer_that_is_made_again_in_the_loop_is_named(job, caplog):
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda job: {"first": job.first, "second": job.second},
+        lambda job: {"first": job.first, "second": Wrapper(job.second)},
+    ],
+    ids=["both", "wrapped"],
+)
+def test_optimizers_that_were_given_and_those_of_copies_train(given, job):
+    """An optimizer is not refused because it exists, nor one that trains something else."""
+    assert train_with_both(job, given) == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [(lambda job: {"first": job.first}, "head"), (lambda job: {}, "body")],
+    ids=["one", "none"],
+)
+def test_an_optimizer_that_was_not_given_is_refused_at_its_first_step(given, name, job):
+    """Its moments would be zero again after a resume; a warning alone was not read."""
+    with pytest.raises(forge.Exit) as exit_:
+        train_with_both(job, given)
+    assert exit_.value.code == 78
+    assert f"SGD trains {name}.weight, {name}.bias, but its state is not saved" in exit_.value.text
+
+
+def test_an_optimizer_that_is_made_again_in_the_loop_is_refused(job):
     """The one that was given is saved, and no longer trains anything."""
-    with job.run() as run:
+    with pytest.raises(forge.Exit) as exit_, outliving(), job.run() as run:
         for step in run.steps(4):
             optimizer = torch.optim.SGD(job.body.parameters(), 0.1) if step == 2 else job.first
             job.loss().backward()
             optimizer.step()
-    assert caplog.text.count("SGD trains body.weight, body.bias, but its state") == 1
+    assert exit_.value.code == 78
+    assert "Step 2 has a problem" in exit_.value.text
+    assert run.step == 2
 
 
 @pytest.mark.parametrize("is_given", [True, False])

@@ -60,6 +60,8 @@ class Updater(Watcher):
         self._step = 0
         self.has_updated = False
         """Whether the update of this iteration has been decided."""
+        self.is_stepping = False
+        """Whether `update` is calling the optimizers."""
         self.was_called = False
         """Whether any update of this attempt has been decided."""
         self._has_gradients = False
@@ -129,8 +131,10 @@ class Updater(Watcher):
             if clip_norm is not None and parameters:
                 clip(parameters, clip_norm)
         if may_update:
+            self.is_stepping = True
             for one in optimizers:
                 one.step() if scaler is None else scaler.step(one)
+            self.is_stepping = False
         if scaling is not None:
             # Also after a skipped update: lowers the scale, and allows unscale_ to be called again.
             scaling.end_update(scaler, optimizers, schedules if may_update else ())

@@ -322,6 +322,7 @@ OWN_STEPS = {
     "update": lambda run, loss, optimizer: run.update(loss, optimizer),
     "guard": lambda run, loss, optimizer: run.should_step(loss) and optimizer.step(),
     "both": lambda run, loss, optimizer: (run.update(loss, optimizer), optimizer.step()),
+    "own first": lambda run, loss, optimizer: (optimizer.step(), run.update(loss, optimizer)),
 }
 
 
@@ -351,6 +352,8 @@ def test_a_step_of_an_optimizer_without_the_nan_policy_is_named_once(
         " run.should_step, so the NaN policy (`resilience.nan.action=halt`) is not applied"
     )
     assert warned == (how in ("own", "scaled"))
+    is_twice = how in ("both", "own first")  # a merge has kept `optimizer.step()`
+    assert caplog.text.count("stepped twice in step 0: remove `optimizer.step()`") == is_twice
     assert caplog.text.count("an optimizer steps, but") == warned
 
 
