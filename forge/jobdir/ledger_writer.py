@@ -17,7 +17,7 @@ import re
 import struct
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -167,6 +167,13 @@ def last_save(job_dir: Path, run: str) -> int | None:
         if steps:
             return steps[-1]
     return None
+
+
+def starts(job_dir: Path, run: str) -> Iterator[dict[str, Any]]:
+    """The event `start` of each attempt of a Run that came so far, the newest first."""
+    for one in reversed(shares(job_dir)):
+        events = jsonl.head(_attempt_file(job_dir, one.number)) if one.checkpoints == run else ()
+        yield from (event for event in events if event["kind"] == "start")
 
 
 def trainers(job_dir: Path) -> set[int]:

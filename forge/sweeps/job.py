@@ -68,6 +68,8 @@ class SweepJob:
     """The newest committed checkpoint."""
     lost_step: int | None = None
     """The step of the last checkpoint, if it was saved and no checkpoint is left."""
+    start_problem: str = ""
+    """How the objects with which the training began differ from those of the first start."""
     save_every_s: float | None = None
     """Seconds between two periodic saves; None: none are saved by time, or it is not known."""
     saves: str = ""

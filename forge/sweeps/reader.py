@@ -147,6 +147,7 @@ def read_job(place: JobPlace, directory: Path, label: str, locks: HeldLocks) -> 
         ends=ends,
         checkpoint=checkpoint,
         lost_step=lost_step,
+        start_problem=str((files.ledger.start or {}).get("problem", "")),
         save_every_s=interval.get("every_s"),
         saves=str(interval.get("text", "")),
         metrics=files.ledger.metrics,

@@ -178,10 +178,10 @@ def problem_of(job: SweepJob) -> str:
     if job.hang:
         return escape(job.hang)
     if job.state is State.finished:
-        return ""
+        return escape(job.start_problem)
     at = f"at {job.frame}" if job.frame else ""
     waits = f"waits: {job.waits_for}" if job.state is State.queued and job.waits_for else ""
-    return escape(", ".join(filter(None, (job.because, at, waits))))
+    return escape(", ".join(filter(None, (job.because, at, waits, job.start_problem))))
 
 
 def following(sweep: Sweep) -> list[tuple[str, str]]:

@@ -121,9 +121,20 @@ class AttemptIO:
         job_id: str,
         interval: Interval,
         *,
+        objects: str,
         is_complete: bool,
     ) -> None:
-        """Record and log the start of this attempt."""
+        """Record and log the start of this attempt.
+
+        Args:
+            step: Steps done.
+            resumed_from: Name of the checkpoint; None if the training begins.
+            job_id: Of the job and its config.
+            interval: The time between two saves.
+            objects: A digest of the objects if the training begins; else empty.
+            is_complete: Whether the training had finished.
+        """
+        problem = self._problem_of_start(job_id, objects)
         self.ledger.write(
             "start",
             step=step,
@@ -133,6 +144,9 @@ class AttemptIO:
             pid=os.getpid(),
             ticks=spawned.ticks(os.getpid()),
             host=socket.gethostname(),
+            job=job_id,
+            objects=objects,
+            problem=problem,
             torch=torch.__version__,
             stop_s=self._stop_s,
             interval={**interval._asdict(), "text": str(interval)},
@@ -143,6 +157,8 @@ class AttemptIO:
         if resumed_from:
             self.saver.tidy()  # a stop leaves old checkpoints for the next attempt to remove
         self.metrics.on_step(step)
+        if problem and objects:
+            messages.warn(problem[0].upper() + problem[1:])
         if not self._is_first:
             return
         begins = f"resumes at step {step}" if resumed_from else "starts at step 0"
@@ -160,6 +176,19 @@ class AttemptIO:
             )
         if not self._is_supervised:
             messages.say(f"To resume this job after a stop:\n  {self.command}")
+
+    def _problem_of_start(self, job_id: str, objects: str) -> str:
+        """Says that the training begins with other objects than at its first start, or began so."""
+        before = ledger_writer.starts(self.job, self.ledger.run)
+        if not objects:
+            return str(next(before, {}).get("problem", ""))
+        known = [one["objects"] for one in before if one.get("job") == job_id and one["objects"]]
+        if not known or known[-1] == objects:
+            return ""
+        return (
+            "the objects differ from those of the first start: nothing seeds them, or the script"
+            " loaded a checkpoint of its own; all steps are trained from here"
+        )
 
     def pin(self, step: int) -> None:
         """Keep the checkpoint of this step; a failure is logged."""

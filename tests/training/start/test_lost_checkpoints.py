@@ -24,7 +24,9 @@ def main(cfg):
 if __name__ == "__main__":
     main()
 """
-CONFIG = "defaults: [resilience: default, _self_]\nlr: 1\nresilience: {checkpoint: {every_steps: 5}}\n"
+CONFIG = (
+    "defaults: [resilience: default, _self_]\nlr: 1\nresilience: {checkpoint: {every_steps: 5}}\n"
+)
 
 
 def app_in(folder):
