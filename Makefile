@@ -151,7 +151,8 @@ $(VENV)/.hydras-installed: $(VENV)/.dev-installed
 # Lightning, for the tests of integrations, and for what README.md says of it.
 $(VENV)/.lightning-installed: $(VENV)/.dev-installed
 	@$(IN_VENV) -m pip install -qq --no-deps --target $(VENV)/lightning/site-packages lightning==2.6.6 \
-	  pytorch-lightning==2.6.6 lightning-utilities==0.15.3 torchmetrics==1.9.0 tqdm==4.70.1
+	  pytorch-lightning==2.6.6 lightning-utilities==0.15.3 torchmetrics==1.9.0 tqdm==4.70.1 \
+	  jsonargparse==4.53.0 docstring-parser==0.18.0 typeshed-client==2.15.0
 	@touch $@
 
 # The oldest release that `forge.integrations.lightning` supports.

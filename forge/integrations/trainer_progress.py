@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,17 +11,18 @@ from transformers.trainer_callback import ExportableState, TrainerControl
 from forge.compat import of_transformers, of_trl
 from forge.integrations.callbacks import lost_on_resume
 
-_STATE = (
-    "epoch",
-    "global_step",
-    "num_input_tokens_seen",
-    "total_flos",
-    "log_history",
-    "best_metric",
-    "best_global_step",
-    "best_model_checkpoint",
-)
-"""Fields of `TrainerState` that training changes; the others follow from the arguments."""
+_NOT_SAVED = {
+    "max_steps": "the arguments decide: a job can be continued with more steps",
+    "num_train_epochs": "the same",
+    "is_local_process_zero": "it belongs to the process",
+    "is_world_process_zero": "the same",
+    "is_hyper_param_search": "a search is refused",
+    "trial_name": "the same",
+    "trial_params": "the same",
+    "stateful_callbacks": "the callbacks are saved as they are now",
+}
+"""Fields of `TrainerState` that a checkpoint must not have, and why. All others are saved: in a
+training that began with a checkpoint of the Trainer's own, they are those of that checkpoint."""
 
 
 _LIBRARIES = ("transformers", "trl", "peft", "accelerate", "forge")
@@ -62,7 +64,8 @@ class TrainerProgress:
     def state_dict(self) -> dict[str, Any]:
         """The progress after the last step."""
         trainer = self._trainer
-        state = {name: getattr(trainer.state, name) for name in _STATE}
+        fields = [one.name for one in dataclasses.fields(trainer.state)]
+        state = {one: getattr(trainer.state, one) for one in fields if one not in _NOT_SAVED}
         history = state["log_history"]
         return {
             "place": [*self.place, self.is_over],
@@ -136,7 +139,8 @@ def _exported(one: Any) -> dict[str, Any]:
         return dict(vars(one))
     if hasattr(one, "state_dict"):
         return dict(one.state_dict())
-    return dict(one.state()["attributes"])
+    state = one.state()  # the arguments too: they can be those of the Trainer's own checkpoint
+    return {**state["args"], **state["attributes"]}
 
 
 def _restore(one: Any, values: dict[str, Any]) -> None:
@@ -144,7 +148,8 @@ def _restore(one: Any, values: dict[str, Any]) -> None:
         one.load_state_dict(values)
         return
     for name, value in values.items():
-        setattr(one, name, value)
+        if hasattr(one, name):  # not an argument that the callback keeps under another name
+            setattr(one, name, value)
 
 
 def _plain(value: Any) -> Any:

@@ -123,6 +123,33 @@ def test_metrics_continue(tmp_path):
     assert ends["killed"] == ends["whole"]
 
 
+def test_a_batch_without_a_loss_is_judged_by_no_other_batch(tmp_path):
+    """The first one after a resume was a TypeError at every start; later the loss before counted."""
+    ends = {}
+    for name, attempts in (("whole", []), ("stopped", [({"7": "TERM"}, 143)])):
+        (tmp_path / name).mkdir()
+        for kills, expected in (*attempts, ({}, 0)):
+            code, printed = run_function(
+                "lightning_cases.py", "with_empty_batches", tmp_path / name, kills=kills
+            )
+            assert code == expected, printed
+        ends[name] = printed.splitlines()[-1]
+    assert ends["stopped"] == ends["whole"]
+    assert ends["whole"].endswith("left out [2]")
+
+
+def test_a_cli_whose_second_start_would_fail_is_refused_at_the_first(tmp_path, monkeypatch):
+    """SaveConfigCallback does not overwrite the config that the first start has saved."""
+    code, printed = run_function("lightning_cases.py", "with_a_cli", tmp_path)
+    assert code == 78, printed
+    assert 'save_config_kwargs={"overwrite": True}' in printed
+    monkeypatch.setenv("OVERWRITES", "1")
+    for kills, expected in (({"5": "TERM"}, 143), ({}, 0)):
+        code, printed = run_function("lightning_cases.py", "with_a_cli", tmp_path, kills=kills)
+        assert code == expected, printed
+    assert printed.splitlines()[-1] == "fitted"
+
+
 def test_a_step_with_a_bad_loss_is_left_out(tmp_path):
     """Also if the loss before in the same accumulation is good."""
     code, printed = run_function("lightning_cases.py", "with_bad_losses", tmp_path)

@@ -108,6 +108,16 @@ def play(tmp_path, *attempts, **options):
     return run
 
 
+def test_all_of_the_state_of_the_trainer_s_own_checkpoint_outlives_a_stop(tmp_path):
+    """Its evaluation interval and its early stopping, whatever the arguments say now."""
+    play(tmp_path / "own", save=1, plain=1, evaluate=1, patience=4)
+    options = {"begin": tmp_path / "own" / "trainer" / "checkpoint-3", "evaluate": 5, "patience": 9}
+    plain = play(tmp_path / "plain", plain=1, **options)
+    assert len(plain.losses) < 9  # it stopped early, by the patience of the checkpoint
+    run = play(tmp_path / "run", ([{"step 2": "TERM"}], 143), **options)
+    assert run.different_ends(plain) == []
+
+
 def test_a_finished_training_is_not_trained_again(tmp_path):
     """A job can be killed between the end of its training and its own end."""
     run = play(tmp_path)

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
+import torch
+
 import forge
 from forge import messages
 from forge.compat import of_lightning, of_torch
@@ -163,8 +165,14 @@ class ForgeCallback(pytorch.Callback):
     # -- the NaN policy ----------------------------------------------------------------------------
 
     _loss: Any = None
-    """The sum of the losses since an optimizer stepped; that of the last step before a backward."""
+    """The sum of the losses since an optimizer stepped; that of the last step before a backward.
+    None in a batch for which `training_step` has returned none."""
     _is_spent = True
+
+    def on_train_batch_start(self, *_: Any, **__: Any) -> None:
+        """The losses that the last batch has spent are not those of this one."""
+        if self._is_spent:
+            self._loss = None
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
         """Add the loss to those that the next optimizer step is checked with."""
@@ -174,7 +182,9 @@ class ForgeCallback(pytorch.Callback):
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         """Without gradients the optimizer changes nothing: how a step is left out."""
         self._is_spent = True
-        if self.run is not None and not self.run.should_step(self._loss):
+        # Without a loss there is nothing to judge, but other ranks take part in the reduction.
+        loss = torch.zeros((), device=pl_module.device) if self._loss is None else self._loss
+        if self.run is not None and not self.run.should_step(loss):
             scaler = getattr(trainer.precision_plugin, "scaler", None)
             if scaler is not None and of_torch.unscales_itself(optimizer):
                 scaler.unscale_(optimizer)  # without gradients `step` finds nothing to check

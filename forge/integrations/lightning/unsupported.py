@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 from forge.compat import of_lightning
 from forge.integrations.callbacks import lost_on_resume
-from forge.integrations.lightning.package import pytorch
+from forge.integrations.lightning.package import NAME, pytorch
 
 NOT_WRAPPED = (
     "The training data is not forge's: give fit the result of ForgeCallback.loader(train_loader),"
@@ -58,6 +59,13 @@ def _of_callbacks(trainer: Any) -> Iterator[str]:
     for name, remedy in _CALLBACKS.items():
         if any(isinstance(one, getattr(pytorch.callbacks, name)) for one in trainer.callbacks):
             yield f"The callback {name} changes the training in a way that is not saved. {remedy}"
+    cli = sys.modules.get(f"{NAME}.cli")  # it needs jsonargparse, so it is not imported here
+    for one in trainer.callbacks if cli is not None else ():
+        if isinstance(one, cli.SaveConfigCallback) and not one.overwrite:
+            yield (
+                "LightningCLI saves its config at each start, and the second start would fail if"
+                ' the file exists. Write LightningCLI(…, save_config_kwargs={"overwrite": True}).'
+            )
 
 
 def _of_module(trainer: Any) -> Iterator[str]:

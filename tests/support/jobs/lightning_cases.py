@@ -73,6 +73,56 @@ def with_functions_as_processes():
     given.fit(Line(), forge.loader(loader()))
 
 
+class Sparse(Line):
+    """Some batches have nothing to learn from."""
+
+    def __init__(self, empty, **options):
+        super().__init__(**options)
+        self.empty = empty
+
+    def training_step(self, batch, index):
+        number = self.trainer.fit_loop.epoch_loop.total_batch_idx
+        loss = super().training_step(batch, index)
+        return None if number in self.empty else loss
+
+
+def with_empty_batches():
+    """Batch 2 is bad and left out; batches 3, 7 and 8 have no loss."""
+    forge, module = resume(nan={"action": "skip"}), Sparse((3, 7, 8), bad=(2,))
+    trainer(forge).fit(module, forge.loader(loader()))
+    print("weights", module.layer.weight.tolist(), "left out", forge_skipped())
+
+
+def forge_skipped():
+    from forge.jobdir import ledger
+
+    events = [one for each in ledger.read("checkpoints").attempts for one in each.events]
+    return [one["step"] for one in events if one["kind"] == "nan"]
+
+
+def with_a_cli():
+    from lightning.pytorch.cli import LightningCLI
+
+    forge = resume()
+
+    class Data(pl.LightningDataModule):
+        def train_dataloader(self):
+            return forge.loader(loader())
+
+    options = {"overwrite": True} if os.environ.get("OVERWRITES") else None
+    given = {"callbacks": [forge], "max_epochs": 2, "accelerator": "cpu", "devices": 1}
+    given |= {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
+    LightningCLI(
+        Line,
+        Data,
+        args=["fit"],
+        trainer_defaults=given,
+        save_config_kwargs=options,
+        seed_everything_default=1,
+    )
+    print("fitted")
+
+
 def finished():
     forge, module = resume(), Line()
     given = trainer(forge, max_epochs=int(os.environ["EPOCHS"]))

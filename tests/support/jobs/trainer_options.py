@@ -7,7 +7,13 @@ import torch
 import transformers
 from torch import nn
 from torch.utils.data import IterableDataset
-from transformers import Seq2SeqTrainingArguments, Trainer, TrainerCallback, set_seed
+from transformers import (
+    EarlyStoppingCallback,
+    Seq2SeqTrainingArguments,
+    Trainer,
+    TrainerCallback,
+    set_seed,
+)
 
 transformers.logging.set_verbosity_error()
 GIVEN = {
@@ -15,6 +21,7 @@ GIVEN = {
     for name in (
         *("plain", "save", "begin", "nan", "finish", "off"),
         *("auto_find", "trial", "jit", "forgetful", "stream", "dispatch", "subclass"),
+        *("evaluate", "patience"),  # steps between two evaluations; of the early stopping
         "attribute",  # of the Trainer, as other hardware or another class sets it
     )
 }
@@ -80,6 +87,11 @@ arguments = Seq2SeqTrainingArguments(
     auto_find_batch_size=GIVEN["auto_find"] is not None,
     enable_jit_checkpoint=GIVEN["jit"] is not None,
     accelerator_config={"dispatch_batches": False} if GIVEN["dispatch"] else None,
+    eval_strategy="steps" if GIVEN["evaluate"] else "no",
+    eval_steps=int(GIVEN["evaluate"] or 1),
+    metric_for_best_model="eval_loss" if GIVEN["patience"] else None,
+    greater_is_better=GIVEN["patience"] is not None,  # the loss falls, so it stops early
+    restore_callback_states_from_checkpoint=GIVEN["patience"] is not None,
     seed=1,
 )
 model = Line()
@@ -87,7 +99,12 @@ trainer = Trainer(
     model,
     arguments,
     train_dataset=Stream() if is_stream else ROWS,
-    callbacks=[Finish(), *([Forgetful()] if GIVEN["forgetful"] else [])],
+    eval_dataset=ROWS[:8],
+    callbacks=[
+        Finish(),
+        *([Forgetful()] if GIVEN["forgetful"] else []),
+        *([EarlyStoppingCallback(int(GIVEN["patience"]))] if GIVEN["patience"] else []),
+    ],
     **(
         {}
         if GIVEN["plain"]
