@@ -124,7 +124,7 @@ def test_metrics_continue(tmp_path):
 
 
 def test_a_batch_without_a_loss_is_judged_by_no_other_batch(tmp_path):
-    """The first one after a resume was a TypeError at every start; later the loss before counted."""
+    """After a resume it was a TypeError at every start; later the loss before it counted."""
     ends = {}
     for name, attempts in (("whole", []), ("stopped", [({"7": "TERM"}, 143)])):
         (tmp_path / name).mkdir()

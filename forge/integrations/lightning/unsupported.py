@@ -59,7 +59,7 @@ def _of_callbacks(trainer: Any) -> Iterator[str]:
     for name, remedy in _CALLBACKS.items():
         if any(isinstance(one, getattr(pytorch.callbacks, name)) for one in trainer.callbacks):
             yield f"The callback {name} changes the training in a way that is not saved. {remedy}"
-    cli = sys.modules.get(f"{NAME}.cli")  # it needs jsonargparse, so it is not imported here
+    cli: Any = sys.modules.get(f"{NAME}.cli")  # it needs jsonargparse: imported by the script
     for one in trainer.callbacks if cli is not None else ():
         if isinstance(one, cli.SaveConfigCallback) and not one.overwrite:
             yield (
