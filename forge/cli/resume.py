@@ -14,12 +14,12 @@ from forge.errors import ForgeError, NoSweep
 from forge.jobdir.job_state import State
 from forge.launch import record
 from forge.launch.again import choose
-from forge.launch.again.choose import Left
 from forge.launch.record import LaunchRecord
 from forge.messages import escape
-from forge.sweeps import words
+from forge.sweeps import to_start, words
 from forge.sweeps.job import SweepJob
 from forge.sweeps.sweep import Sweep
+from forge.sweeps.to_start import Left
 
 _WHAT = """\
 Start the jobs of a sweep again that have not finished, from their last checkpoints, in the same
@@ -52,7 +52,7 @@ def _resume(options: argparse.Namespace) -> int:
     if whole.is_single:
         how = whole.command("resume")
         raise NoSweep(f"{whole.path} is a single run, and no sweep. To resume it: {how}")
-    chosen, left = choose.jobs_to_start(
+    chosen, left = to_start.jobs_to_start(
         whole, jobs, are_named=are_named, only_failed=options.failed
     )
     try:

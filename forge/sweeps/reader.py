@@ -181,7 +181,15 @@ def newest(checkpoints: Path) -> SavedCheckpoint | None:
     return None
 
 
+def refusal(history: list[jsonl.Event]) -> str:
+    """What sbatch said as it refused the job; empty if it did not, or has accepted it since."""
+    last = history[-1] if history else {}
+    return str(last["text"]) if last.get("kind") == "refused" else ""
+
+
 def _state(files: Files, directory: Path, locks: HeldLocks) -> State:
+    if refusal(files.history):
+        return State.failed
     is_waiting = files.state is None or files.state.state in (State.queued, State.starting)
     if files.cancel and is_waiting and locks.is_held(directory) is not True:
         return State.stopped  # before it has run, or again
@@ -251,6 +259,8 @@ def _why(files: Files, now: State) -> tuple[str, str, int | None]:
         return Reason.cancelled.name, f"cancelled by {files.cancel.get('by', 'a person')}", None
     if now is State.lost:
         return "", "its processes have ended without recording why", None
+    if text := refusal(files.history):
+        return "", f"sbatch refused it: {text}", None
     state, end = files.state, files.ledger.end or {}
     last = next((one for one in reversed(files.history) if one["kind"] == "end"), {})
     if state is not None and state.state.is_final:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from forge.jobdir.job_state import State
 from forge.messages import escape
-from forge.sweeps import output, words
+from forge.sweeps import output, to_start, words
 from forge.sweeps.chosen_metric import Chosen
 from forge.sweeps.job import SweepJob
 from forge.sweeps.sweep import Sweep
@@ -193,9 +193,9 @@ def following(sweep: Sweep) -> list[tuple[str, str]]:
         what = "why it ended" if sweep.is_single else f"why job {bad[0].number} ended"
         found += [(sweep.command("why", *names), what)]
         found += [(sweep.command("logs", *names), "its output")]
-    left = [job for job in sweep.jobs if job.state.is_final and job.state is not State.finished]
-    if left and not sweep.is_single:
-        found.append((sweep.command("resume"), f"start again {words.count(len(left), 'job')}"))
+    starts, _ = to_start.jobs_to_start(sweep, sweep.jobs, are_named=False, only_failed=False)
+    if starts and not sweep.is_single:
+        found.append((sweep.command("resume"), f"start again {words.count(len(starts), 'job')}"))
     if any(job.state.is_active for job in sweep.jobs):
         found.append((sweep.command("status --watch"), "look again every two seconds"))
     if any(job.metrics for job in sweep.jobs) and len(sweep.jobs) > 1:

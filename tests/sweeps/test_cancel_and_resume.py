@@ -57,6 +57,7 @@ def test_a_cancelled_job_saves_and_starts_again_only_if_it_is_named(app, undistu
     text = app.forge("resume", str(app.sweep_dir))
     assert "job 0 was cancelled; `forge resume 0` starts it" in text
     assert "no job has to start" in text
+    assert "start again" not in app.forge("status", str(app.sweep_dir))  # as many as resume starts
     text = app.forge("resume", str(app.sweep_dir), "0", "1", "n_jobs=2")
     assert "job 0 (lr=0.1) starts again from step_13" in text
     assert states(app) == [State.finished, State.finished]

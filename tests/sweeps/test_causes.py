@@ -2,10 +2,14 @@
 
 import json
 import re
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import readme
+from forked import completed
 
 import forge
 from forge.errors import Reason
@@ -91,6 +95,29 @@ def test_a_sick_node_is_not_taken_for_a_nan(known):
     sick = known(Reason.halted, [{"kind": "health", "check": "disk"}])
     assert causes(sick)[0] is Cause.unhealthy
     assert causes(known(Reason.halted))[0] is Cause.halted
+
+
+HALTS = """
+import forge, torch
+model = torch.nn.Linear(1, 1)
+nan = {"action": ACTION, "max_consecutive": 2, "rollback": {"max_rollbacks": 1}}
+with forge.Run({"checkpoint": {"dir": "ck"}, "nan": nan}, model=model) as run:
+    for step in run.steps(9):
+        run.should_step(float("nan") if step > 2 else 0.0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("action", "advised"),
+    [("skip", "`rollback`"), ("rollback", "`skip`"), ("halt", "`skip` or `rollback`")],
+)
+def test_the_action_that_has_halted_a_job_is_not_advised(action, advised, tmp_path):
+    """After `skip` had halted a job, the advice was to set `skip`."""
+    (tmp_path / "halts.py").write_text(HALTS.replace("ACTION", repr(action)))
+    assert completed(["halts.py"], tmp_path).returncode == 65
+    forge_ = str(Path(sys.executable).with_name("forge"))
+    why = subprocess.run([forge_, "why", "ck"], cwd=tmp_path, capture_output=True, text=True)
+    assert f"set `resilience.nan.action` to {advised} (docs" in " ".join(why.stdout.split())
 
 
 @pytest.mark.parametrize("reason", [Reason.io_error, Reason.in_use, Reason.bad_config])

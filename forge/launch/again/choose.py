@@ -7,8 +7,8 @@ nothing is composed, and a config that was edited since has no effect.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,53 +19,12 @@ from forge.errors import ConfigError, Reason
 from forge.jobdir import code, job_state
 from forge.jobdir.job_state import State
 from forge.jobdir.plan import JobPlan
-from forge.slurm import client
 from forge.sweeps.job import SweepJob
-from forge.sweeps.sweep import Sweep
 
 _BY_A_PERSON = (Reason.cancelled.name,)
 _FAILED = (State.failed, State.lost)
 _PREFIX = "hydra.launcher."
 _SHOWN = 5
-
-
-@dataclass(frozen=True)
-class Left:
-    """A job that does not start, and why."""
-
-    job: SweepJob
-    because: str
-
-
-def jobs_to_start(
-    sweep: Sweep, jobs: Sequence[SweepJob], *, are_named: bool, only_failed: bool
-) -> tuple[list[SweepJob], list[Left]]:
-    """The jobs to start, and the others.
-
-    Args:
-        sweep: The sweep.
-        jobs: The jobs that are meant.
-        are_named: Whether a person has named each of them: then cancelled jobs start, too.
-        only_failed: Whether only jobs start that failed or were lost.
-    """
-    chosen, left = [], []
-    for job in jobs:
-        because = ""
-        if job.state is State.finished:
-            because = "finished"
-        elif job.state.is_active:
-            because = f"is {job.state.value}"
-        elif job.state is State.queued and job.slurm_id and job.waits_for != client.HELD:
-            because = f"waits in Slurm's queue as {job.slurm_id}"
-        elif only_failed and job.state not in _FAILED:
-            because = f"is {job.state.value}, and not failed"
-        elif not are_named and job.is_cancelled:
-            because = f"was cancelled; `{sweep.command('resume', job.number)}` starts it"
-        if because:
-            left.append(Left(job, because))
-        else:
-            chosen.append(job)
-    return chosen, left
 
 
 def not_finished(jobs: Iterable[SweepJob]) -> Iterator[SweepJob]:

@@ -70,6 +70,8 @@ def run(
             try:
                 call.submit(submitted, numbers, [one.composed for _, one, _ in members])
             except SlurmRefused as error:
+                for job, _, _ in members:
+                    jsonl.append(job_ledger(job.directory), "refused", text=str(error))
                 problem = f"sbatch did not accept the batch script {call.path}:\n{error}"
                 raise ConfigError([problem], "The submission") from error
             for job, _, _ in members:

@@ -20,8 +20,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from forge import messages
 from forge.errors import ConfigError, Exit, ExitCode, SlurmRefused
-from forge.jobdir import cancel_request, job_dir, job_state
+from forge.jobdir import cancel_request, job_dir, job_state, jsonl
 from forge.jobdir import code as job_code
+from forge.jobdir.job_files import job_ledger
 from forge.jobdir.job_state import JobState, State
 from forge.jobdir.plan import JobPlan, SlurmPlan
 from forge.launch import opening, payload, planning, snapshot
@@ -42,6 +43,7 @@ from forge.launch.sweep import SweepDir
 from forge.slurm import client, step
 from forge.slurm.client import Queued
 from forge.slurm.submitted import Submitted, bundle_paths, submissions, write_bundle
+from forge.sweeps import reader
 
 log = logging.getLogger(__name__)
 _BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
@@ -245,9 +247,19 @@ def _submit(
         except SlurmRefused as error:
             _find_in_queue(submitted)
             if submitted.is_lost(call.path):
+                _record_refusal(members, str(error))
                 raise _not_submitted(error, call.path, _arrays(jobs), command) from error
         for job in members:
             job.slurm_id = submitted.ids[job.composed.place.number]
+        _record_refusal(members, "")
+
+
+def _record_refusal(jobs: list[_Job], text: str) -> None:
+    """Record in the ledgers of jobs that sbatch refused them; an empty text: not any more."""
+    for job in jobs:
+        path = job_ledger(job.composed.directory)
+        if text or reader.refusal(list(jsonl.events(path))):
+            jsonl.append(path, "refused", text=text)
 
 
 def _find_in_queue(submitted: Submitted) -> None:

@@ -9,7 +9,7 @@ from forge.errors import Reason
 from forge.job.requeue import BUDGETS
 from forge.jobdir.job_state import State
 from forge.slurm import pending
-from forge.sweeps import words
+from forge.sweeps import reader, words
 from forge.sweeps.why import ends
 from forge.sweeps.why.evidence import Cause, Evidence, Explanation
 
@@ -29,7 +29,9 @@ def of_job(known: Evidence) -> list[Explanation]:
     elif job.state is State.lost:
         found.append(_lost(known))
     last = known.last_ended
-    if last is not None:
+    if text := reader.refusal(known.files.history):
+        found.append(_refused(known, text))
+    elif last is not None:
         found.append(ends.of_attempt(known, last))
         found += _budget(known, last.reason)
     is_said = last is not None and last.reason in (Reason.disk_full.name, Reason.io_error.name)
@@ -93,6 +95,18 @@ def _queued(known: Evidence) -> Iterator[Explanation]:
         yield Explanation(
             Cause.not_started, "The launcher starts the job when another job has ended."
         )
+
+
+def _refused(known: Evidence, text: str) -> Explanation:
+    return Explanation(
+        Cause.refused,
+        f"sbatch refused the batch script: {text}",
+        (".forge/ledger/job.jsonl: an event `refused`",),
+        (
+            "Correct the option that sbatch names, or wait until its limit allows the job, and run"
+            " the sweep's command again.",
+        ),
+    )
 
 
 def _lost(known: Evidence) -> Explanation:

@@ -318,13 +318,16 @@ def _halted(known: Evidence, attempt: AttemptRecord) -> Explanation:
         return _unhealthy(known, attempt)
     halts = list(known.events("halt", attempt=attempt))
     text = str(halts[-1].get("text")) if halts else attempt.text
+    starts = list(known.events("start", attempt=attempt))
+    is_set = str(starts[-1].get("nan_action")) if starts else ""
+    actions = [f"`{one}`" for one in ("skip", "rollback") if one != is_set]
     return Explanation(
         Cause.halted,
         f"The policy halted the job: {text}.",
         (_ended(attempt),),
         (
-            "A NaN: lower the learning rate, or set `resilience.nan.action=skip` or `rollback`"
-            f" (docs/how-to/handle-nans.md), then `{known.resume()}`.",
+            f"A NaN: lower the learning rate, or set `resilience.nan.action` to"
+            f" {' or '.join(actions)} (docs/how-to/handle-nans.md), then `{known.resume()}`.",
         ),
     )
 

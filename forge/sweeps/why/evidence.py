@@ -67,6 +67,7 @@ class Cause(Enum):
     interrupted = "interrupted"
     orphaned = "orphaned"
     not_requeued = "not_requeued"
+    refused = "refused"
 
     # Why the job is not started again.
     budget = "budget"

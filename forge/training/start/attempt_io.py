@@ -59,6 +59,7 @@ class AttemptIO:
         self._name = name
         self._training = f"Training of {name}" if name else "Training"
         self.config = policy.checkpoint
+        self._nan_action = policy.nan.action
         self._stop_s = policy.stop_s or policy.signal.warning_s
         self.checkpoint_dir = checkpoint_dir
         check_directory(policy, checkpoint_dir)
@@ -149,6 +150,7 @@ class AttemptIO:
             problem=problem,
             torch=torch.__version__,
             stop_s=self._stop_s,
+            nan_action=self._nan_action.name,
             interval={**interval._asdict(), "text": str(interval)},
             summary=self.metrics.summary(),
         )

@@ -217,6 +217,25 @@ def test_what_cannot_work_is_refused_before_anything_runs(app, override, said):
     assert queued(app.cluster) == []
 
 
+def test_status_and_why_say_that_sbatch_refused_the_jobs(app):
+    """They said "2 queued" and "no job needs attention", though nothing was in the queue."""
+    nonsense = "+hydra.launcher.additional_parameters.nonsense=x"
+    assert app.run("kind=a,b", nonsense).returncode == 78
+
+    def shown(command):
+        return " ".join(app.forge(command, str(app.sweep_dir)).split())
+
+    assert "2 failed" in shown("status")
+    assert "sbatch refused it: " in shown("status")
+    assert "nonsense" in shown("why")
+    assert "Correct the option that sbatch names" in shown("why")
+    again = app.start("kind=a,b")
+    app.wait_for_gate("a began", again)
+    assert "refused" not in shown("status")
+    (app.gates / "go").touch()
+    assert again.wait(PATIENCE_S) == 0, again.output
+
+
 def test_a_controller_that_does_not_answer_is_waited_for(tmp_path):
     """If slurmctld is restarting while the job ends, the wrapper waits for it, and then decides."""
     problem = missing()
