@@ -80,7 +80,7 @@ def _meet(found: world.RankInfo, backend: str, timeout_s: float) -> None:
         first = str(error).partition("\n")[0]
         lost = RankLost(
             f"Rank {found.rank} of {found.size} could not join the rendezvous at"
-            f" {found.address}:{found.port}: {first}"
+            f" {found.address}:{found.port}: {first}. {world.UNSET}"
         )
         messages.say(str(lost))
         raise Exit(lost.exit_code, str(lost), lost.reason) from error

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from forge.errors import RankLost
 from forge.group import store
-from forge.process.world import RankInfo
+from forge.process.world import UNSET, RankInfo
 
 _LOOK_S = 0.05
 
@@ -50,5 +50,6 @@ def meet(world: RankInfo, timeout_s: float, collectives_s: float, *, is_hosted: 
     except (OSError, dist.DistNetworkError, dist.DistStoreError) as error:
         first = str(error).partition("\n")[0]
         raise RankLost(
-            f"rank {world.rank} of {world.size} could not join the rendezvous at {address}: {first}"
+            f"rank {world.rank} of {world.size} could not join the rendezvous at {address}:"
+            f" {first}. {UNSET}"
         ) from error

@@ -89,17 +89,26 @@ def started_in() -> Path:
 
 
 def resume_command(job_dir: Path) -> str:
-    """One shell line that resumes this job, from any directory."""
+    """One shell line that resumes this job, from any directory; empty if no line can."""
     for _, command in _placed:
         return command
     hydra, job_of_parent = hydra_config(), spawned.inherited()
     if hydra is None and job_of_parent is not None:
         return job_of_parent.command
+    if why_no_command():
+        return ""
     program, arguments = _command_line()
     if hydra is not None:
         arguments = _hydra_arguments(hydra, job_dir, arguments)
     threads = [f"{name}={value}" for name, value in _thread_variables(job_dir).items()]
     return _line([*(["env", *threads] if threads else []), *program, *arguments])
+
+
+def why_no_command() -> str:
+    """Why no shell line can start the program of this process again; empty if one can."""
+    if Path(sys.argv[0]).stem == "ipykernel_launcher":
+        return "it runs in a notebook"
+    return "its program was read from standard input" if sys.argv[0] in ("", "-") else ""
 
 
 def taking_command(job_dir: Path) -> str | None:

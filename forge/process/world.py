@@ -14,6 +14,9 @@ from forge.errors import ConfigError
 _PORTS = range(10_000, 30_000)
 """Below Linux's ephemeral ports."""
 
+UNSET = "If nobody started ranks: `unset RANK WORLD_SIZE`."
+"""The remedy for variables that an earlier command left in the environment."""
+
 
 @dataclass(frozen=True)
 class RankInfo:
@@ -61,8 +64,8 @@ def of(environment: Mapping[str, str]) -> RankInfo:
     if step is not None and not is_own and (given.rank, given.size) != (step.rank, step.size):
         problem = (
             f"RANK={given.rank} and WORLD_SIZE={given.size} are set, but this is task {step.rank}"
-            f" of {step.size} of a Slurm step (SLURM_PROCID, SLURM_STEP_NUM_TASKS). Unset RANK and"
-            " WORLD_SIZE, or set them to each task's values."
+            f" of {step.size} of a Slurm step (SLURM_PROCID, SLURM_STEP_NUM_TASKS). {UNSET} Else"
+            " set them to each task's values."
         )
         raise ConfigError([problem], "The environment")
     if step is not None and not given.port:
@@ -70,8 +73,9 @@ def of(environment: Mapping[str, str]) -> RankInfo:
     if given.size > 1 and not given.port:
         problem = (
             f"this is rank {given.rank} of {given.size} (RANK, WORLD_SIZE), but MASTER_ADDR and"
-            " MASTER_PORT, the address of the rendezvous, are not set. Set both to the same values"
-            " on every rank, or start the ranks with torchrun, srun or one of forge's launchers."
+            f" MASTER_PORT, the address of the rendezvous, are not set. {UNSET} Else set both to"
+            " the same values on every rank, or start the ranks with torchrun, srun or one of"
+            " forge's launchers."
         )
         raise ConfigError([problem], "The environment")
     return given

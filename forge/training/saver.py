@@ -6,6 +6,7 @@ One module, since saves of all causes share the thread, the record and the failu
 from __future__ import annotations
 
 import math
+import shutil
 import threading
 import time
 from collections import deque
@@ -102,6 +103,8 @@ class Saver(Watcher):
         self._failure: BaseException | None = None
         self._failures = 0
         self._last_step: int | None = None
+        self._num_bytes = 0
+        """The size of the last snapshot."""
         self.considered: int | None = None
         """The step of the last save that was done, tried or skipped; None: none yet."""
         self._last_time = time.monotonic()
@@ -233,7 +236,9 @@ class Saver(Watcher):
     def _take(self, step: int, state: Callable[[], Any], **options: bool) -> Snapshot:
         state_now = state()
         origin = Origin(self._ledger.attempt, self._job, self._metrics.latest())
-        return self._store.snapshot(step, state_now, origin=origin, **options)
+        snapshot = self._store.snapshot(step, state_now, origin=origin, **options)
+        self._num_bytes = snapshot.num_bytes
+        return snapshot
 
     def _is_skipped(self, step: int) -> bool:
         """Whether to skip this save because another is in progress; logs a skip."""
@@ -353,7 +358,7 @@ class Saver(Watcher):
                 if not tries_left:
                     raise unwritable(
                         f"The state at step {step} could not be saved to {self._store.directory}:"
-                        f" {error}. The last good checkpoint is still on disk.",
+                        f" {error}.{self._room(error)} The last good checkpoint is still on disk.",
                         error,
                     ) from error
                 self._store.wait(ROOM_WAIT_S)  # deletions that are in progress free space
@@ -437,10 +442,20 @@ class Saver(Watcher):
             f"The save at step {step} failed ({self._failures} of {MAX_FAILURES} in a row): {error}"
         )
         if self._failures >= MAX_FAILURES:
-            more = " for one more than `resilience.checkpoint.keep_last`" * is_disk_full(error)
+            what = "Make room" if is_disk_full(error) else f"Repair {self._store.directory}"
             raise unwritable(
                 f"{text}. The run ends, because no further progress can be saved."
-                f" Make room{more} or repair {self._store.directory}, then start the job again.",
+                f"{self._room(error)} {what}, then start the job again.",
                 error,
             ) from error
-        messages.warn(f"{text}. Training continues; the next save will try again.")
+        messages.warn(f"{text}.{self._room(error)} Training continues; the next save will retry.")
+
+    def _room(self, error: OSError) -> str:
+        """Says how much room a checkpoint needs and how much there is, if the disk is full."""
+        if not is_disk_full(error):
+            return ""
+        free = shutil.disk_usage(self._store.directory).free
+        return (
+            f" A checkpoint has {self._num_bytes:,} bytes, and {self._store.directory} has"
+            f" {free:,} bytes free (a quota can leave less)."
+        )

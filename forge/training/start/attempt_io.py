@@ -60,6 +60,8 @@ class AttemptIO:
         self._training = f"Training of {name}" if name else "Training"
         self.config = policy.checkpoint
         self._nan_action = policy.nan.action
+        self._complete_at: int | None = None
+        """The step at which the training had finished before this start."""
         self._stop_s = policy.stop_s or policy.signal.warning_s
         self.checkpoint_dir = checkpoint_dir
         check_directory(policy, checkpoint_dir)
@@ -91,7 +93,8 @@ class AttemptIO:
                 from forge.group import secret
 
                 secret.clear(forge_dir(job))
-            job_dir.write_resume_script(job, self.command)
+            if self.command:
+                job_dir.write_resume_script(job, self.command)
             requeuer = stopping.requeuer(policy, job)
             self.command = self.command if requeuer is None else requeuer.command
         self._is_supervised = job_dir.is_supervised()
@@ -112,7 +115,8 @@ class AttemptIO:
         raise CheckpointError(
             f"This job has saved step {step} in {self.checkpoint_dir}, but no checkpoint is left"
             " there. If the disk is not mounted, or a purge has removed them, restore them and"
-            f" start the job again. To train again from step 0:\n  {aside} && {self.command}"
+            f" start the job again. To train again from step 0:\n"
+            f"  {' && '.join(filter(None, (aside, self.command)))}"
         )
 
     def record_start(
@@ -135,6 +139,7 @@ class AttemptIO:
             objects: A digest of the objects if the training begins; else empty.
             is_complete: Whether the training had finished.
         """
+        self._complete_at = step if is_complete else None
         problem = self._problem_of_start(job_id, objects)
         self.ledger.write(
             "start",
@@ -164,20 +169,18 @@ class AttemptIO:
         if not self._is_first:
             return
         begins = f"resumes at step {step}" if resumed_from else "starts at step 0"
-        if is_complete and self._name is not None:
+        directory = messages.escape(str(self.checkpoint_dir))
+        if is_complete:
             messages.say(
-                f"{self._training} already finished at step {step}: nothing is left to train"
+                f"{self._training} already finished at step {step}: nothing to do, unless its loop"
+                f" is longer now. To train anew, start in another directory than {directory}"
             )
             return
-        directory = messages.escape(str(self.checkpoint_dir))
         messages.say(f"{self._training} {begins}; checkpoints in {directory}")
-        if is_complete:
-            messages.warn(
-                f"This job already finished at step {step}. It trains further only if the loop's"
-                " `n` is larger now. To train from scratch, start in a new directory."
-            )
-        if not self._is_supervised:
+        if not self._is_supervised and self.command:
             messages.say(f"To resume this job after a stop:\n  {self.command}")
+        elif not self._is_supervised:
+            messages.say(f"To resume this job after a stop, {self._without_command()}")
 
     def _problem_of_start(self, job_id: str, objects: str) -> str:
         """Says that the training begins with other objects than at its first start, or began so."""
@@ -228,7 +231,7 @@ class AttemptIO:
         self.ledger.write("finish", step=step, text=because)
         text = f"finished: {because}" if because else "finished"
         self._judge(Reason.finished, text, step, ExitCode.FINISHED)
-        if not self._is_first:
+        if not self._is_first or step == self._complete_at:
             return
         messages.say(f"{self._training} finished at step {step}{because and f': {because}'}")
 
@@ -253,10 +256,15 @@ class AttemptIO:
             has_checkpoint = self.saver.is_pending or bool(step_dirs(self.checkpoint_dir))
         except OSError:  # a disk that is unreachable now can be back for the resume
             has_checkpoint = True
-        if has_checkpoint:
+        if has_checkpoint and self.command:
             return f" To resume:\n  {self.command}"
+        if has_checkpoint:
+            return f" To resume, {self._without_command()}"
         why = "There is no checkpoint yet: the" if names_none else "The"
         return f" {why} same command starts at step 0."
+
+    def _without_command(self) -> str:
+        return f"run the same code again: no command can, since {job_dir.why_no_command()}"
 
     def _judge(self, reason: Reason, text: str, step: int, code: int) -> None:
         checkpoints = str(self.checkpoint_dir)
