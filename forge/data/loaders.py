@@ -111,6 +111,12 @@ def samplers(loader: Any) -> dict[str, Any]:
     return {name: sampler for name, sampler in found.items() if sampler is not None}
 
 
+SAME_ORDER = (
+    "A sampler has the same epoch ({epoch}) in two passes, so both have the same order of samples."
+    " Call sampler.set_epoch(epoch) before each pass; forge calls it only in a loop over run.steps."
+)
+
+
 def shuffling_epoch(loader: Any) -> int | None:
     """The epoch from which a sampler, such as a DistributedSampler, draws the order of a pass."""
     for sampler in samplers(loader).values():

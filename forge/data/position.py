@@ -36,11 +36,7 @@ from forge.state import rng
 class Position:
     """The position of one loop in its loader.
 
-    Args:
-        loader: A DataLoader, or any iterable of batches.
-        epoch: Number of the first pass.
-        sets_epoch: Whether forge calls `set_epoch` of the samplers, because it begins the passes.
-            Else the script does or does not, and the epoch of a sampler is part of its state.
+    `sets_epoch`: whether forge calls `set_epoch` of the samplers; else their epoch is the script's.
     """
 
     def __init__(self, loader: Iterable[Any], epoch: int = 0, *, sets_epoch: bool = True) -> None:
@@ -157,11 +153,7 @@ class Position:
             self._is_left = before._is_left
         is_repeated = self._shuffles_by is not None and self._shuffles_by == before._shuffles_by
         if is_repeated and not before._is_order_named:
-            messages.warn(
-                f"A sampler has the same epoch ({self._shuffles_by}) in two passes, so both have"
-                " the same order of samples. Call sampler.set_epoch(epoch) before each pass; forge"
-                " calls it only in a loop over run.steps."
-            )
+            messages.warn(loaders.SAME_ORDER.format(epoch=self._shuffles_by))
         self._is_order_named = is_repeated or before._is_order_named
 
     def _count(self, batch: Any) -> Any:

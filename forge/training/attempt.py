@@ -280,7 +280,7 @@ class Attempt:
                 self.resumed_from,
                 owner.id,
                 self._interval,
-                objects="" if found is not None else self._train_state.fingerprint(),
+                objects="" if found is not None else self._train_state.digest(),
                 is_complete=loops.is_complete,
             )
             preflight.keep_threads(directory.job, is_resumed=found is not None)

@@ -29,7 +29,8 @@ def test_a_job_does_not_go_on_below_a_checkpoint_of_a_newer_version(tmp_path):
     assert sorted((one.name, one.read_bytes()) for one in step.iterdir()) == content
     step.rename(tmp_path / "aside")
     (job.checkpoints / "latest").unlink()
-    assert job.run() == 0
+    assert job.run() == 74  # none is left, so the job is not begun anew by itself either
+    assert "no checkpoint is left there" in job.output
 
 
 def test_an_older_step_of_a_newer_version_counts_too(store, commit):

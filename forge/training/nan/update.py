@@ -147,10 +147,11 @@ class Updater(Watcher):
 
     def _in_order(self, parameters: list[torch.Tensor]) -> list[torch.Tensor]:
         """Parameters of one module in the module's order, in which `clip_grad_norm_` sums them."""
-        ids = set(map(id, parameters))
+        ids = list(map(id, parameters))
         for order in self._orders:
-            if order.keys() >= ids:
-                return sorted(parameters, key=lambda parameter: order[id(parameter)])
+            if order.keys() >= set(ids):
+                # Without a function of Python for each parameter: this is done in each step.
+                return [one for _, one in sorted(zip(map(order.get, ids), parameters, strict=True))]
         return parameters
 
     def _may_update(
