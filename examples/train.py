@@ -27,6 +27,7 @@ def main(cfg: Any) -> None:
             loss = loss_fn(model, batch)
             loss.backward()
             run.update(loss, optimizer, schedule, clip_norm=1.0)
+            optimizer.zero_grad(set_to_none=True)
             run.log(loss=loss)
     print(sample(model, data.vocabulary, **cfg.sample))
     keep(model, Path(HydraConfig.get().runtime.output_dir, "weights.pt"))

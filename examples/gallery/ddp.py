@@ -28,6 +28,7 @@ def main() -> None:
             for _, (inputs, targets) in run.batches(loader):
                 inputs, targets = inputs.to(world.device), targets.to(world.device)
                 loss = torch.nn.functional.mse_loss(model(inputs), targets)
+                optimizer.zero_grad()
                 loss.backward()
                 run.update(loss, optimizer, clip_norm=1.0)
                 run.log(loss=loss)

@@ -41,6 +41,7 @@ def main(cfg: Any) -> None:
         for epoch in run.epochs(cfg.epochs):
             for _, (inputs, targets) in run.batches(loader):
                 loss = torch.nn.functional.mse_loss(model(inputs), targets)
+                optimizer.zero_grad()
                 loss.backward()
                 run.update(loss, optimizer)
                 run.log(loss=loss)

@@ -21,6 +21,7 @@ def main() -> None:
         run.state.setdefault("best", float("inf"))
         for _, (inputs, targets) in run.steps(STEPS, loader):
             loss = torch.nn.functional.mse_loss(model(inputs), targets)
+            optimizer.zero_grad()
             loss.backward()
             run.update(loss, optimizer)
             run.state["best"] = min(run.state["best"], loss.item())

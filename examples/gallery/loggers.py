@@ -19,6 +19,7 @@ def main() -> None:
         for _ in run.steps(2000):
             inputs = torch.randn(64, 8)
             loss = torch.nn.functional.mse_loss(model(inputs), inputs.sum(dim=1, keepdim=True))
+            optimizer.zero_grad()
             loss.backward()
             run.update(loss, optimizer)
             run.log(loss=loss)

@@ -26,6 +26,7 @@ def objective(trial: optuna.Trial) -> float:
         for step in run.steps(STEPS):
             inputs = torch.randn(64, 8)
             loss = torch.nn.functional.mse_loss(model(inputs), inputs.sum(dim=1, keepdim=True))
+            optimizer.zero_grad()
             loss.backward()
             run.update(loss, optimizer)
             run.state["loss"] = loss.item()

@@ -26,6 +26,7 @@ def main(cfg: Any) -> None:
     with forge.Run(cfg.resilience, model=model, optimizer=optimizer, schedule=schedule) as run:
         for step, (inputs, targets) in run.steps(cfg.steps, loader):
             loss = torch.nn.functional.mse_loss(model(inputs), targets)
+            optimizer.zero_grad()
             loss.backward()
             run.update(loss, optimizer, schedule, clip_norm=1.0)
             run.log(loss=loss)

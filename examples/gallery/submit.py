@@ -16,6 +16,7 @@ def train(lr: float) -> float:
     with forge.Run(POLICY, config={"lr": lr}, model=model, optimizer=optimizer) as run:
         for _ in run.steps(1000):
             loss = (model(torch.randn(64, 8)) - 1).square().mean()
+            optimizer.zero_grad()
             loss.backward()
             run.update(loss, optimizer)
     return model.bias.item()

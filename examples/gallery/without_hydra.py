@@ -35,6 +35,7 @@ def main() -> None:
     with forge.Run(policy, config=config, model=model, optimizer=optimizer) as run:
         for step, (inputs, targets) in run.steps(args.steps, loader):
             loss = torch.nn.functional.mse_loss(model(inputs), targets)
+            optimizer.zero_grad()
             loss.backward()
             run.update(loss, optimizer)
             run.log(loss=loss)

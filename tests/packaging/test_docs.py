@@ -314,12 +314,12 @@ def test_the_pages_count_the_lines_that_the_diff_adds():
     assert f": {added} lines are added, {removed} are removed, and the config gets" in text
 
 
-def test_the_app_is_ten_lines_and_its_frame():
+def test_the_app_is_eleven_lines_and_its_frame():
     """Imports, the call of main and the lines that print are not counted."""
     lines = [line for line in readme.App.from_tutorial().script.splitlines() if line]
     frame = r"import |main\(\)| *if step % 2000 == 0:$| *print\("
     body = [line for line in lines if not re.match(frame, line)]
-    assert len(body) <= 10
+    assert len(body) <= 11
 
 
 def test_each_number_is_given_to_one_decision():
@@ -342,3 +342,10 @@ def test_a_decision_has_its_three_parts_on_one_page():
 def test_it_is_short(name, most):
     """People do not read long files."""
     assert len(text_of(name).splitlines()) <= most
+
+
+def test_both_commands_and_what_was_never_run_are_on_the_first_screen():
+    """Who opens the repository looks for how to try it, and for how to check it."""
+    screen = (ROOT / "README.md").read_text().splitlines()[:24]
+    for words in ("make demo ", "make test ", "forge has never run on a GPU"):
+        assert any(words in line for line in screen), words
