@@ -17,6 +17,7 @@ with forge.Run(policy, model=model, optimizer=optimizer) as run:
 
     @run.every(5)
     def keep_best(step: int) -> None:
+        """Evaluate, and write the file if the value is better."""
         with torch.no_grad():
             value = (model(inputs[:128]) - targets[:128]).square().mean().item()
         if value < run.state.get("best", float("inf")):
