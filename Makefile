@@ -2,6 +2,7 @@
 #
 #   make demo      watch a sweep being killed, stopped and damaged, and finish all the same
 #   make test      run every test but those of `make proofs`
+#   make test-without-slurm  those of the launchers and commands, as on a machine without Slurm
 #   make proofs    what takes minutes, or proves what others' tools do (hours; tests/proofs/README.md)
 #   make check     format, lint, types, import rules
 #   make coverage  lines and branches of forge that the tests run, in subprocesses too
@@ -25,7 +26,7 @@ PYTEST := $(IN_VENV) -m pytest
 unexport PYTHONPATH PYTHONHOME PYTHONDONTWRITEBYTECODE VIRTUAL_ENV
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo picture test proofs check coverage bench docs policy format clean slurm-install slurm-shell
+.PHONY: help demo picture test test-without-slurm proofs check coverage bench docs policy format clean slurm-install slurm-shell
 .DELETE_ON_ERROR:
 
 help:
@@ -42,6 +43,18 @@ IN_PARALLEL := -n $(JOBS) --maxprocesses 10 --dist loadscope
 
 test: $(VENV)/.dev-installed $(VENV)/.frameworks-installed $(VENV)/.lightning-installed
 	$(PYTEST) $(IN_PARALLEL) -m 'not proofs'
+
+# Programs of Slurm and munge; Debian adds -wlm to the daemons' names.
+OF_SLURM := sacct* salloc sattach sbatch sbcast scancel scontrol scrontab sdiag sinfo sprio squeue \
+  sreport srun sshare sstat strigger slurm* munge* remunge unmunge
+WITHOUT_SLURM := $(CURDIR)/build/without-slurm
+
+# PATH is one folder, with links to all programs of PATH but these; tests on a cluster are left out.
+test-without-slurm: $(VENV)/.dev-installed $(VENV)/.frameworks-installed $(VENV)/.lightning-installed
+	rm -rf $(WITHOUT_SLURM) && mkdir -p $(WITHOUT_SLURM)
+	for folder in $$(echo "$$PATH" | tr : ' '); do ln -s "$$folder"/* $(WITHOUT_SLURM) 2> /dev/null || true; done
+	cd $(WITHOUT_SLURM) && rm -f $(OF_SLURM)
+	PATH=$(WITHOUT_SLURM) $(PYTEST) $(IN_PARALLEL) -m 'not proofs and not slurm' tests/cli tests/launch tests/packaging
 
 # Each by itself, AT_ONCE of them at a time, whatever the others end with; the longest first. The
 # second one is `make test` with all of torch, on the disk.

@@ -77,7 +77,7 @@ def test_ci_runs_check_and_test_and_stops_at_the_first_failure():
     script = (ROOT / ".ci" / "run").read_text()
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
     assert "set -euo pipefail" in script
-    assert script.split("\n")[-3:] == ["make check", "make test", ""]
+    assert script.split("\n")[-4:] == ["make check", "make test", "make test-without-slurm", ""]
 
 
 def test_what_is_left_to_make_proofs_is_listed():

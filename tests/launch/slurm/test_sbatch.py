@@ -61,9 +61,11 @@ def header(script) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-def test_every_key_of_hydra_submitit_launcher_means_the_same():
+def test_every_key_of_hydra_submitit_launcher_means_the_same(tmp_path, monkeypatch):
     """Users change only the launcher's name; sbatch gets the same options, and forge's own."""
     assert set(THEIRS) <= THEIR_KEYS <= set(THEIRS) | set(NEWER)
+    (tmp_path / "srun").touch(0o755)  # submitit makes a script only if there is one
+    monkeypatch.setenv("PATH", str(tmp_path))
     executor = submitit.AutoExecutor("/logs/%j", cluster="slurm", slurm_max_num_timeout=5)
     shared = ("timeout_min", "cpus_per_task", "gpus_per_node", "tasks_per_node", "mem_gb")
     shared += ("nodes", "name", "stderr_to_stdout")

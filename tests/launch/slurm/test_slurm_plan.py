@@ -1,6 +1,7 @@
 """`forge plan` prints what would be submitted, without a cluster."""
 
 import os
+import shutil
 import subprocess
 import sys
 
@@ -139,9 +140,15 @@ def test_a_sweeper_that_needs_values_has_to_wait(app):
 
 def test_a_cluster_that_does_not_answer_is_told_at_the_submission(app):
     """The error quotes sbatch, and names the folder of the batch script."""
-    done = run(app, "train.py", "-m", "hydra/launcher=slurm", f"hydra.sweep.dir={app.sweep_dir}")
+    if shutil.which("sbatch") is None:  # what it says on a machine that has one
+        sbatch = app.folder / "sbatch"
+        sbatch.write_text("#!/bin/sh\necho sbatch: error: no controller >&2\nexit 1\n")
+        sbatch.chmod(0o755)
+    path = os.pathsep.join([os.environ["PATH"], str(app.folder)])
+    submission = ("train.py", "-m", "hydra/launcher=slurm", f"hydra.sweep.dir={app.sweep_dir}")
+    done = run(app, *submission, PATH=path)
     assert done.returncode == 78
-    assert "sbatch" in done.stdout + done.stderr
+    assert "sbatch: " in done.stdout + done.stderr
     assert str(app.sweep_dir / ".forge" / "slurm") in done.stdout + done.stderr
 
 
