@@ -224,14 +224,25 @@ class Wrapper:
                 sys.exit(int(ExitCode.TERMINATED))  # we have started nothing yet
 
     def _end_strays(self) -> None:
-        """Kill processes that have this job's mark and are no longer descendants."""
+        """Kill processes of this directory that are no longer descendants.
+
+        The mark alone is not enough: the jobs in a copy of the directory have it, too.
+        """
         for _ in range(20):  # a single pass misses a process that was just started
-            pids = processes.marked(TOKEN, self._plan.token)
+            pids = [one for one in processes.marked(TOKEN, self._plan.token) if self._is_here(one)]
             if not pids:
                 break
             for pid in pids:
                 processes.send(pid, signal.SIGKILL)
             processes.wait_gone(pids, 1.0)
+
+    def _is_here(self, pid: int) -> bool:
+        """Whether a process was started in this job's directory."""
+        try:
+            directory = processes.variable(pid, JOB_DIR)
+            return directory is not None and os.path.samefile(directory, self._job.directory)
+        except OSError:  # that directory was moved or removed
+            return False
 
     # -- an attempt ----------------------------------------------------------------------------
 

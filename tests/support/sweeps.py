@@ -76,6 +76,8 @@ CONF = """
       shutdown: {timeout_s: 20}
       checkpoint: {every_steps: 10, every_s: null}
 """
+FORGE = str(Path(sys.executable).with_name("forge"))
+"""The installed script: it starts otherwise than `python -m forge`."""
 
 
 class App:

@@ -8,7 +8,7 @@ import sys
 import pytest
 from harness import Process, made_once, until
 from looked_at import CONF, TRAINING
-from sweeps import App, SweptJob, assert_same_job
+from sweeps import FORGE, App, SweptJob, assert_same_job
 
 import forge
 from forge.cli import cancel
@@ -138,6 +138,25 @@ def test_a_sweep_without_a_launcher_is_resumed_with_its_old_config_where_it_is_n
     assert_same_job(app.job(0), undisturbed[0])
     assert_same_job(app.job(1), undisturbed[1])
     assert not (app.folder / "sweep").exists()
+
+
+def test_a_copy_of_a_sweep_that_runs_is_resumed_beside_it(app, undisturbed):
+    """Both are the same jobs by all that their files say: each ends its own processes only."""
+    app.hold(0, 12)
+    sweep = app.start("lr=0.1")
+    app.job(0).wait_for_step(12)
+    copy, original = app.folder / "copy", app.job(0)
+    shutil.copytree(app.sweep_dir, copy, symlinks=True)
+    command = [sys.executable, FORGE, "resume", str(copy)]
+    resumed = Process(command, app.folder / "resumed.txt", app.folder, app.popen)
+    SweptJob(copy / "0").wait_for_attempt(2)
+    (app.folder / "hold 0").unlink()
+    assert resumed.wait() == 0, resumed.output
+    assert sweep.wait() == 0, sweep.output
+    for job in (original, SweptJob(copy / "0")):
+        assert_same_job(job, undisturbed[0])
+        assert job.state["counts"]["restarts"] == 0
+    assert original.attempts == 1
 
 
 def test_two_that_resume_a_sweep_at_once_submit_its_job_once(tmp_path, monkeypatch, capfd):
