@@ -91,15 +91,15 @@ def main(arguments: list[str]) -> int:
         given = [f"++{one}" if one.startswith(_OPTION) else one for one in given]
     # As if the program were `forge exec`: the command that resumes is built from these two.
     program = [*sys.orig_argv[: 1 - len(sys.argv)], "exec"]
-    if os.path.isabs(program[1]) and os.access(program[1], os.X_OK):
-        del program[0]  # the installed script runs without naming Python
-    sys.orig_argv[:] = [*program, *given]
-    sys.argv[1:] = given
     if not has_launcher:
         callbacks.if_no_launcher = [
             *(sys.executable, *program[1:]),
             *(*options, "hydra/launcher=local", *overrides),
         ]
+    if os.path.isabs(program[1]) and os.access(program[1], os.X_OK):
+        del program[0]  # the installed script runs without naming Python
+    sys.orig_argv[:] = [*program, *given]
+    sys.argv[1:] = given
     return _run(given)
 
 

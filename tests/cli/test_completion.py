@@ -8,8 +8,9 @@ import sys
 
 import pytest
 import warm
+from harness import FORGE
 
-SCRIPT = [sys.executable, "-m", "forge", "completion"]
+SCRIPT = [sys.executable, FORGE, "completion"]
 
 
 @functools.cache

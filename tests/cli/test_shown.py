@@ -11,13 +11,14 @@ import forked
 import numpy
 import pytest
 import torch
+from harness import FORGE
 
 from forge.checkpoint.format.leaves import differences
 from forge.checkpoint.format.manifest import TENSORS, Manifest, entry_of
 
 
 def forge_command(*arguments):
-    command = ["-m", "forge", *map(str, arguments)]
+    command = [FORGE, *map(str, arguments)]
     done = forked.completed(command, Path.cwd(), joins_output=False)
     return done.returncode, done.stdout, done.stderr
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import forked
 import pytest
+from harness import FORGE
 from sick_machine import FAULTS, examined, failed_in, is_found, is_possible
 
 from forge.cli import doctor
@@ -32,7 +33,7 @@ def test_each_fault_is_found_and_nothing_else(fault, tmp_path):
     ],
 )
 def test_an_override_that_makes_no_sense_ends_with_78(override, said):
-    command = ["-m", "forge", "doctor", override]
+    command = [FORGE, "doctor", override]
     done = forked.completed(command, Path.cwd(), joins_output=False)
     assert (done.returncode, done.stdout) == (78, "")
     assert said in done.stderr

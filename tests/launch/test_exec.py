@@ -17,7 +17,7 @@ import pytest
 import readme
 import warm
 from commands import COMMANDS, Commands, ends, wait_ready
-from harness import until
+from harness import FORGE, until
 from rows import few
 from sweeps import SweptJob
 
@@ -354,10 +354,14 @@ OF_LAUNCHER = ["--config-name", "conf", "-m", "lr=1e-3,1e-4", "hydra.launcher.n_
 
 @pytest.mark.parametrize(("given", "jobs"), [(["--", "echo", "1"], 1), (OF_LAUNCHER, 2)])
 def test_without_a_launcher_it_is_the_local_one(given, jobs, tmp_path):
-    """Hydra's basic launcher would run the jobs one after the other, without a policy."""
+    """Hydra's basic launcher would run the jobs one after the other, without a policy.
+
+    Regression test: the installed script ran a file `exec` of the current directory, as Python.
+    """
     with contextlib.closing(Commands(tmp_path / "project", SWEPT)) as commands:
+        (commands.folder / "exec").write_text("raise SystemExit('not the command')")
         place = f"hydra.sweep.dir={hydra_quoted(str(commands.sweep_dir))}"
-        command = [sys.executable, "-m", "forge", "exec", place, *given]
+        command = [sys.executable, FORGE, "exec", place, *given]
         both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         options = {"cwd": commands.folder, "start_new_session": True, "is_parent": True}
         done = warm.run(command, text=True, timeout=100, **both, **options)
@@ -576,7 +580,7 @@ def test_a_policy_that_no_command_could_follow_is_told(policy, said):
 )
 def test_what_no_command_could_run_in_is_told(override, said, commands):
     """Regression test: the basic launcher restarted forever; a bad directory was a traceback."""
-    command = [sys.executable, "-m", "forge", "exec", override, "--", "echo"]
+    command = [sys.executable, FORGE, "exec", override, "--", "echo"]
     done = warm.run(
         command,
         cwd=commands.folder,
@@ -617,7 +621,7 @@ def test_a_command_twice_is_told(tmp_path):
 def test_a_config_without_a_preset_is_told(conf, said, tmp_path):
     """Without a preset, Hydra's basic launcher would run the jobs without a policy."""
     with contextlib.closing(Commands(tmp_path / "project", conf + "\n")) as commands:
-        command = [sys.executable, "-m", "forge", "exec", "--config-name", "conf"]
+        command = [sys.executable, FORGE, "exec", "--config-name", "conf"]
         pipe = subprocess.PIPE
         done = warm.run(
             command, cwd=commands.folder, text=True, timeout=60, stdout=pipe, stderr=pipe

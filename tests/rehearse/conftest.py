@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import warm
-from harness import Process
+from harness import FORGE, Process
 
 PATIENCE_S = 280
 """Seconds for a few starts of a small script, on a busy machine."""
@@ -25,7 +25,7 @@ class Rehearsed:
         return self.start_command([sys.executable, "train.py", *arguments], options)
 
     def start_command(self, command: list[str], options: tuple[str, ...] = ()) -> Process:
-        rehearse = [sys.executable, "-m", "forge", "rehearse", "--directory", str(self.runs)]
+        rehearse = [sys.executable, FORGE, "rehearse", "--directory", str(self.runs)]
         return Process(
             [*rehearse, *options, "--", *command],
             self.folder / "output.txt",

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cluster import Cluster
-from harness import Process
+from harness import FORGE, Process
 from slurm_apps import SlurmApp, SlurmJob
 from sweeps import App, SweptJob
 
@@ -141,7 +141,7 @@ class Commands(App):
         """`forge exec`, with the folder of this sweep among its overrides."""
         head = [f"hydra/launcher={self.launcher}", "hydra.launcher.progress=plain"]
         place = f"hydra.sweep.dir={hydra_quoted(str(self.sweep_dir))}"
-        return [sys.executable, "-m", "forge", "exec", *head, place, *arguments]
+        return [sys.executable, FORGE, "exec", *head, place, *arguments]
 
     def begin(self, command: Sequence[str], *overrides: str, **env: str) -> Process:
         """Start one command, and let it run."""

@@ -19,6 +19,8 @@ from started import Popen
 from forge.jobdir import ledger
 
 JOBS = Path(__file__).parent / "jobs"
+FORGE = str(Path(sys.executable).with_name("forge"))
+"""The installed script; its arguments begin elsewhere than those of `python -m forge`."""
 PATIENCE_S = 120
 
 # Started in the background of a script, or by nohup: what we start would ignore them, too.

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from harness import FORGE
 from sweeps import TRAIN, App
 
 PLANTED = '''
@@ -175,7 +176,7 @@ class PlantedApp(App):
 
 def forge(*words: object, cwd: Path, env: dict[str, str] | None = None) -> str:
     """Run a command of forge as a person does; its output."""
-    command = [sys.executable, "-m", "forge", *map(str, words)]
+    command = [sys.executable, FORGE, *map(str, words)]
     done = subprocess.run(
         command, cwd=cwd, env=os.environ | (env or {}), capture_output=True, text=True, timeout=300
     )

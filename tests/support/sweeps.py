@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 import warm
-from harness import Process, until
+from harness import FORGE, Process, until
 
 from forge.jobdir import ledger
 from forge.jobdir.job_files import LOCK, PLAN, STATE, TOKEN, forge_dir, job_ledger, read_json
@@ -76,10 +76,6 @@ CONF = """
       shutdown: {timeout_s: 20}
       checkpoint: {every_steps: 10, every_s: null}
 """
-FORGE = str(Path(sys.executable).with_name("forge"))
-"""The installed script: it starts otherwise than `python -m forge`."""
-
-
 class App:
     """The user's folder, and the sweeps started in it."""
 
@@ -125,7 +121,7 @@ class App:
     def forge(self, *arguments: str, code: int = 0, **env: str) -> str:
         """Run a command of forge; returns its output."""
         done = warm.run(
-            [sys.executable, "-m", "forge", *arguments],
+            [sys.executable, FORGE, *arguments],
             cwd=self.folder,
             env=os.environ | env,
             text=True,

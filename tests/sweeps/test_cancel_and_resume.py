@@ -6,9 +6,9 @@ import signal
 import sys
 
 import pytest
-from harness import Process, made_once, until
+from harness import FORGE, Process, made_once, until
 from looked_at import CONF, TRAINING
-from sweeps import FORGE, App, SweptJob, assert_same_job
+from sweeps import App, SweptJob, assert_same_job
 
 import forge
 from forge.cli import cancel

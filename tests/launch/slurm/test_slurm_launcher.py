@@ -4,12 +4,11 @@ import contextlib
 import json
 import shlex
 import signal
-import sys
 from pathlib import Path
 
 import pytest
 from cluster import Cluster, missing
-from harness import PATIENCE_S
+from harness import FORGE, PATIENCE_S
 from slurm_apps import BARE_CONF, SlurmApp
 from sweeps import command_in
 
@@ -156,7 +155,7 @@ def test_a_lead_in_the_launcher_s_own_words_is_no_changed_config(cluster, tmp_pa
 
 def test_jobs_that_are_cancelled_before_they_run_are_reported(app):
     """One in the queue, of which only Slurm knows, as accounting is off, and one before sbatch."""
-    forge = f"{shlex.quote(sys.executable)} -m forge cancel {shlex.quote(str(app.sweep_dir))} 1"
+    forge = f"{shlex.quote(FORGE)} cancel {shlex.quote(str(app.sweep_dir))} 1"
     put_before(app, "sbatch", f'test -e once || {forge} >once\nexec $real "$@"\n')
     held = app.start(
         "resilience.slurm.timeout_min=5,6", "+hydra.launcher.additional_parameters.hold=true"

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import warm
+from harness import FORGE
 from rows import few
 from sweeps import App
 
@@ -52,7 +53,7 @@ def run(app, *command, **environment):
 
 
 def plan(app, *overrides):
-    return run(app, "-m", "forge.cli.main", "plan", "train.py", *overrides)
+    return run(app, FORGE, "plan", "train.py", *overrides)
 
 
 def test_the_plan_has_the_script_the_signals_and_every_job(app):
@@ -173,7 +174,7 @@ def test_the_plan_is_the_app_s_own_command(given, expected):
 @pytest.mark.parametrize("arguments", [["plan"], ["plan", "-m"], ["plan", "nowhere.py"]])
 def test_a_plan_of_no_script_shows_the_usage(arguments, app):
     """The exit code is 2, like argparse's."""
-    done = run(app, "-m", "forge.cli.main", *arguments)
+    done = run(app, FORGE, *arguments)
     assert done.returncode == 2
     assert "usage: forge " in done.stderr
 
