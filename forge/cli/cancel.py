@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _cancel(options: argparse.Namespace) -> int:
-    whole, jobs, are_named = sweep_command.pick(options.words)
+    whole, jobs, are_named = sweep_command.pick(options.words, is_own=True)
     if not are_named and not whole.is_single and not options.all:
         raise NoSweep(
             f"expected the jobs to cancel, as in `{whole.command('cancel', 0)}`; `--all` cancels"

@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> int:
 def _resume(options: argparse.Namespace) -> int:
     words = [word for word in options.words if not choose.is_option(word)]
     overrides = [word for word in options.words if choose.is_option(word)]
-    whole, jobs, are_named = sweep_command.pick(words)
+    whole, jobs, are_named = sweep_command.pick(words, is_own=True)
     if whole.is_single:
         how = whole.command("resume")
         raise NoSweep(f"{whole.path} is a single run, and no sweep. To resume it: {how}")

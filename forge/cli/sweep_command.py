@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shutil
 import sys
@@ -10,7 +11,9 @@ import textwrap
 from collections.abc import Callable, Iterable
 
 from forge import messages
-from forge.errors import NoSweep
+from forge.errors import NoSweep, Untrusted
+from forge.filesystem.files import check_trusted
+from forge.jobdir.job_files import forge_dir
 from forge.sweeps import find, queue, sweep
 from forge.sweeps.job import SweepJob
 from forge.sweeps.render import Line
@@ -41,16 +44,19 @@ def run(command: Callable[[], int]) -> int:
     """Run a command; if there is no such sweep or job, or a file of it cannot be used, print that.
 
     Returns:
-        The command's exit code, or 2.
+        The command's exit code, or 2; 78 if another user could have written the files.
     """
+    code = USAGE
     try:
         return command()
     except NoSweep as error:
         text = str(error)
+    except Untrusted as error:
+        text, code = str(error).removesuffix("."), int(error.exit_code)
     except OSError as error:
         text = f"{error.filename}: {error.strerror}" if error.filename else str(error)
     sys.stderr.write(messages.escape(f"forge: {text}.\n", "\n"))
-    return USAGE
+    return code
 
 
 def read(wanted: str | None) -> tuple[Sweep, list[SweepJob]]:
@@ -64,35 +70,42 @@ def read(wanted: str | None) -> tuple[Sweep, list[SweepJob]]:
     return whole, [whole.find(found.job)] if found.job else list(whole.jobs)
 
 
-def pick(words: list[str]) -> tuple[Sweep, list[SweepJob], bool]:
+def pick(words: list[str], *, is_own: bool = False) -> tuple[Sweep, list[SweepJob], bool]:
     """The sweep and the jobs that `[SWEEP] [JOB …]` name.
 
+    Args:
+        words: The arguments.
+        is_own: Whether the command acts on the jobs, which other users must not decide.
     Returns:
         The sweep, the jobs (all, if none is named), and whether jobs are named.
     Raises:
         NoSweep: If there is no such sweep or job.
+        Untrusted: With `is_own`, if another user could have written the files of one.
     """
     first = words[0] if words else None
-    if first is not None and (find.existing(first) or not _is_here(first)):
+    if first is not None and (find.existing(first) or not _is_here(first, is_own=is_own)):
         found = find.find(first)
         names = [*([found.job] if found.job else []), *words[1:]]
     else:
-        found = find.find(None)
+        found = find.find(None, is_own=is_own)
         names = words or [found.job] * bool(found.job)
     whole = queue.asked(sweep.sweep(found.path))
     named = {job.number: job for job in map(whole.find, names)}
     jobs = list(named.values()) if names else list(whole.jobs)
+    for directory in (whole.path, *(job.directory for job in jobs)) if is_own else ():
+        with contextlib.suppress(FileNotFoundError):  # a job that has not started yet
+            check_trusted(forge_dir(directory))
     return whole, jobs, bool(names)
 
 
-def _is_here(word: str) -> bool:
+def _is_here(word: str, *, is_own: bool) -> bool:
     """Whether a word names a job of the sweep that is found without an argument.
 
     Raises:
         NoSweep: If the word can name nothing else, and names no job or several.
     """
     try:
-        whole, _ = read(None)
+        whole = sweep.sweep(find.find(None, is_own=is_own).path)
     except NoSweep:
         return False
     try:

@@ -141,6 +141,15 @@ def make_trusted_directory(path: Path) -> None:
         Untrusted: If another user can write there, or created it.
     """
     make_directory(path)
+    check_trusted(path)
+
+
+def check_trusted(path: Path) -> None:
+    """Check a directory whose files decide what forge executes, or which processes it ends.
+
+    Raises:
+        Untrusted: If another user can write there, or created it.
+    """
     with _reached(path / "any", is_trusted=True):
         pass
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from forge.errors import NoSweep, SlurmError
+from forge.filesystem import foreign
 from forge.filesystem.files import FORGE
 from forge.jobdir.job_files import forge_dir
 from forge.slurm import client
@@ -35,16 +36,17 @@ class FoundSweep(NamedTuple):
     """The job's directory or Slurm id; empty if all jobs are meant."""
 
 
-def find(wanted: str | None) -> FoundSweep:
+def find(wanted: str | None, *, is_own: bool = False) -> FoundSweep:
     """The sweep that an argument names.
 
     Args:
         wanted: A path or a Slurm id; None: the current directory, else the newest sweep below it.
+        is_own: Whether the newest one has to be of this user.
     Raises:
         NoSweep: If there is none.
     """
     if wanted is None:
-        return above(Path.cwd()) or newest(Path.cwd())
+        return above(Path.cwd()) or newest(Path.cwd(), is_own=is_own)
     path = existing(wanted)
     if path is not None:
         found = above(path.absolute())
@@ -92,14 +94,21 @@ def is_sweep(path: Path) -> bool:
     return os.path.isfile(forge_dir(path) / INDEX)
 
 
-def newest(path: Path) -> FoundSweep:
+def newest(path: Path, *, is_own: bool = False) -> FoundSweep:
     """The sweep below a directory that was started last, else the last single run.
+
+    With `is_own`, those of other users are left out.
 
     Raises:
         NoSweep: If there is none.
     """
-    sweeps = list(sweeps_below(path))
-    found = sweeps or [one for one in _below(path / PARENTS[1], _DEPTH) if is_job(one)]
+
+    def is_meant(one: Path) -> bool:
+        return not is_own or foreign.is_ours(os.stat(one / FORGE).st_uid, one)
+
+    sweeps = [one for one in sweeps_below(path) if is_meant(one)]
+    runs = (one for one in _below(path / PARENTS[1], _DEPTH) if is_job(one) and is_meant(one))
+    found = sweeps or list(runs)
     if not found:
         raise NoSweep(
             f"{path}: there is no sweep here, nor below {' or '.join(PARENTS)}. Give the directory"

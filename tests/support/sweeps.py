@@ -76,6 +76,8 @@ CONF = """
       shutdown: {timeout_s: 20}
       checkpoint: {every_steps: 10, every_s: null}
 """
+
+
 class App:
     """The user's folder, and the sweeps started in it."""
 

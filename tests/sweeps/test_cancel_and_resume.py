@@ -9,6 +9,7 @@ import pytest
 from harness import FORGE, Process, made_once, until
 from looked_at import CONF, TRAINING
 from sweeps import App, SweptJob, assert_same_job
+from two_users import ATTACKER
 
 import forge
 from forge.cli import cancel
@@ -234,3 +235,32 @@ def test_a_run_without_a_launcher_gets_the_signal_itself(app, monkeypatch, capfd
     (job,) = forge.sweep(app.folder / "single").jobs
     assert job.state is State.stopped
     assert job.checkpoint.step == job.step == 13
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
+def test_nothing_is_cancelled_or_resumed_by_the_files_of_another_user(app, swept):
+    """Another user knows the pid and the start of any process, and could name it in a ledger.
+
+    Without a path, the newest run below a shared directory can be that of another user.
+    """
+    app.hold("mine", 12)
+    command = [sys.executable, "train.py", "hydra.run.dir=outputs/mine"]
+    run = Process(command, app.folder / "mine.txt", app.folder, app.popen)
+    mine = SweptJob(app.folder / "outputs" / "mine")
+    mine.wait_for_step(12)
+    theirs = app.folder / "outputs" / "theirs"
+    shutil.copytree(mine.directory / ".forge", theirs / ".forge")
+    for path in (theirs, *theirs.rglob("*")):
+        os.chown(path, ATTACKER, ATTACKER)
+    text = app.forge("cancel", str(theirs), code=78)
+    assert f"{theirs / '.forge'} belongs to " in text
+    assert "SIGTERM" not in text
+    assert app.forge("status", str(theirs))  # reading is harmless
+    assert "SIGTERM to process" in app.forge("cancel")
+    assert run.wait(60) == 143
+    assert forge.sweep(mine.directory).jobs[0].state is State.stopped
+
+    shutil.copytree(swept, app.sweep_dir, symlinks=True)
+    os.chown(app.sweep_dir / "1" / ".forge", ATTACKER, ATTACKER)
+    for name in ("cancel", "resume"):
+        assert "belongs to " in app.forge(name, str(app.sweep_dir), "1", code=78)
