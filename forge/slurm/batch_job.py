@@ -24,7 +24,7 @@ from pathlib import Path
 from forge import messages
 from forge.config.schema import Policy
 from forge.errors import ExitCode, NoAnswer, NotRequeueable, Reason, SlurmError, SlurmRefused
-from forge.job.ending import Ending
+from forge.job.ending import Ending, signal_name
 from forge.job.job import Job, Trainings
 from forge.job.last_act import LastAct
 from forge.jobdir import job_dir, spawned
@@ -48,6 +48,10 @@ _EARLY_S = 90.0
 """Slurm sends the signal before the time limit up to a minute earlier than requested."""
 _BY_A_PERSON = (ExitCode.INTERRUPTED, ExitCode.HANGUP)
 _BY_HAND = "the signal was sent by a person or a program (`kill`, `scancel --signal`), not by Slurm"
+_SCRIPT_KILLED = (
+    "its batch script was ended by {}. If Slurm has sent that signal before the time limit, remove"
+    " `B:` from `--signal=B:{}`: the training gets it then, and the job is requeued"
+)
 _IS_BACK = "requeued by Slurm, by the script, or by `scontrol requeue`"
 
 
@@ -138,6 +142,10 @@ class BatchJob(LastAct):
         why = self._why = client.why(info, self._restarts, ASK_S)
         left_s = info.ends_in_s()
         self._is_limit_near = left_s is not None and left_s <= self._work.warning_s + _EARLY_S
+        if why is Why.cancelled and info.is_script_killed:
+            name = signal_name(info.script_signal)
+            text = _SCRIPT_KILLED.format(name, name.removeprefix("SIG"))
+            return ending.imposed(Reason.cancelled, text)
         if why is Why.cancelled:
             return ending.imposed(Reason.cancelled, "it was cancelled")
         if ending.code in _BY_A_PERSON and why is not Why.requeued:

@@ -14,6 +14,7 @@ import os
 import random
 import re
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -213,6 +214,8 @@ def why(info: JobInfo, own_restarts: int, within_s: float = _CALL_S) -> Why:
     if info.has_ended:
         if info.reason == "TimeLimit" or info.state == "TIMEOUT":
             return Why.time_limit
+        if info.is_script_killed and info.script_signal in (signal.SIGUSR1, signal.SIGUSR2):
+            return Why.time_limit  # announced to the batch script alone (`--signal=B:USR1@60`)
         # A cancel in the very second of a preemption's notice looks like PreemptMode=CANCEL; but
         # if Slurm would have requeued the job, it was a cancel that ended it.
         if not info.is_preempted_at_end:

@@ -69,6 +69,8 @@ class JobInfo:
     """Path and arguments of its batch script; empty without a script."""
     work_dir: str = ""
     """The working directory of the batch script."""
+    script_signal: int = 0
+    """The signal that ended its batch script, or its cancel; 0: none."""
 
     @staticmethod
     def parse(text: str) -> JobInfo:
@@ -100,12 +102,18 @@ class JobInfo:
             is_batch=fields.get("BatchFlag") == "1",
             script=script[1] if script and os.path.isabs(script[1]) else "",
             work_dir=script[2] if script else "",
+            script_signal=int(fields.get("ExitCode", "").partition(":")[2] or 0),
         )
 
     @property
     def has_ended(self) -> bool:
         """Whether the job has ended; some of its processes can still be running."""
         return self.state in ("COMPLETING", "CANCELLED", "TIMEOUT", "FAILED", "PREEMPTED")
+
+    @property
+    def is_script_killed(self) -> bool:
+        """Whether a signal has ended its batch script, of which the job died; a cancel has none."""
+        return self.has_ended and self.script_signal != 0 and self.reason not in ("", "None")
 
     def ends_in_s(self) -> float | None:
         """Seconds until Slurm ends the job, at its limit or after the grace time; None if unknown.

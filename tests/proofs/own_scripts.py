@@ -115,6 +115,7 @@ CASES = [
     Case("preempted, GraceTime=0", options=(f"--nodelist={ALONE}", "--partition=zero")),
     Case("USR1 before the limit", options=(*on_quiet, "--time=3", "--signal=USR1@45"), waits=False),
     Case("USR2 before the limit", options=(*on_quiet, "--time=3", "--signal=USR2@45"), waits=False),
+    Case("B: without a trap", options=(*on_quiet, "--time=3", "--signal=B:USR1@45"), waits=False),
     Case("limit without a signal", options=(*on_quiet, "--time=1"), waits=False),
     Case("scancel", options=on_quiet, act=scancel(), ends=("CANCELLED", 0)),
     Case(

@@ -29,6 +29,8 @@ def usual(cluster, folder):
         "trains": folder.submit("trains", f"{RUN} holds=0,1", "--nodelist=n1", "--time=2"),
         "cancelled": folder.submit("cancelled", f"{EXEC} slow=1", "--nodelist=n1"),
         "by hand": folder.submit("by hand", RUN, "--nodelist=n2"),
+        "shell": folder.submit("shell", RUN, "--nodelist=n2", "--time=1", "--signal=B:USR1@30"),
+        "shell by hand": folder.submit("shell by hand", RUN, "--nodelist=n2"),
     }
     for job in jobs.values():
         job.wait()
@@ -37,6 +39,7 @@ def usual(cluster, folder):
     jobs["cancelled"].scancel()
     (jobs["cancelled"].notes / "cancelled").touch()
     jobs["by hand"].scancel("--signal=TERM")
+    jobs["shell by hand"].scancel("--batch", "--signal=TERM")
     jobs["trains"].wait(2)
     jobs["trains"].scancel("--signal=USR1")
     yield jobs
@@ -71,3 +74,19 @@ def test_a_script_that_is_cancelled_or_signalled_by_hand_is_not_requeued(usual):
     assert f"sbatch '{by_hand.place / 'job.sh'}'" in by_hand.output
     assert "python" not in by_hand.output
     assert by_hand.verdict["exit_code"] == 143
+
+
+def test_a_shell_that_dies_of_the_announcement_is_no_cancel(usual, undisturbed):
+    """`--signal=B:USR1@60` without a trap ends the shell, and Slurm then ends the training.
+
+    Slurm cannot tell `--signal=B:TERM` from a SIGTERM by hand, and the message says what helps.
+    """
+    announced, by_hand = usual["shell"], usual["shell by hand"]
+    assert announced.end() == ("COMPLETED", 1), announced.output
+    assert announced.noted("result") == undisturbed
+    assert announced.repeated() == 0
+    assert announced.state["counts"]["timeouts"] == 1
+    assert by_hand.end() == ("FAILED", 0), by_hand.output
+    assert "is not requeued: its batch script was ended by SIGTERM" in by_hand.output
+    assert "from `--signal=B:TERM`" in by_hand.output
+    assert "cancelled" not in by_hand.output
