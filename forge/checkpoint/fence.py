@@ -1,4 +1,4 @@
-"""The claim on a checkpoint directory: only one job writes to it, by its newest attempt.
+"""The claim on a directory: only one job writes to it, by its newest attempt.
 
 A lock, released when the process ends, keeps other jobs out. A fencing token in the directory,
 checked before every commit, stops a zombie: an older attempt on a node that lost its network,
@@ -41,6 +41,11 @@ KEPT_FILE = ".lock.kept"
 _RANKS = (
     " If your script trains in several processes (`torch.multiprocessing.spawn` with nprocs above"
     " 1), call torch.distributed.init_process_group() in each of them before forge.Run."
+)
+_ARRAY = (
+    " Tasks of a job array that start in the same second have the same directory, if its name is"
+    " the time. Give each its own:"
+    " 'hydra.run.dir=runs/${oc.env:SLURM_ARRAY_JOB_ID}_${oc.env:SLURM_ARRAY_TASK_ID}'"
 )
 _claimed_here: set[Path] = set()
 """Directories this process has claimed: POSIX locks do not exclude two Runs of one process."""
@@ -117,6 +122,7 @@ class Fence:
             f" {holder.get('host', 'unknown')}, since {since}. Wait until that job ends, or stop"
             " it; or choose another `hydra.run.dir` or `resilience.checkpoint.dir`."
             + (_RANKS if spawned.parent() is not None else "")
+            + (_ARRAY if "SLURM_ARRAY_TASK_ID" in os.environ else "")
         )
 
     def _read(self) -> dict[str, Any]:

@@ -24,12 +24,15 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from forge import messages
+from forge.checkpoint.fence import Fence
 from forge.compat import of_omegaconf
-from forge.errors import ExitCode, ForgeError
+from forge.errors import ConfigError, DirectoryInUse, ExitCode, ForgeError
+from forge.filesystem.files import make_directory
 from forge.hydra_app import frozen, hints
 from forge.hydra_app.job_policy import check_init, policy_of
 from forge.jobdir import identity, job_dir, plan, spawned, verdict
 from forge.jobdir.job_files import REHEARSAL, forge_dir
+from forge.process import world
 from forge.shutdown import stopping
 from forge.slurm import batch_job, same_dir
 
@@ -37,6 +40,9 @@ _Hook = Callable[..., None]
 
 if_no_launcher: list[str] = []
 """The command to exec if the config chooses no launcher; empty: keep Hydra's default."""
+
+_claims: dict[Path, Fence] = {}
+"""The directories of jobs of this process that it has locked."""
 
 
 def _guarded(hook: _Hook) -> _Hook:
@@ -46,6 +52,8 @@ def _guarded(hook: _Hook) -> _Hook:
     def call(self: Callback, config: DictConfig, **kwargs: Any) -> None:
         try:
             hook(self, config, **kwargs)
+        except DirectoryInUse as error:
+            _refuse(str(error), ExitCode.IN_USE)
         except ForgeError as error:
             _refuse(str(error))
         except Exception as error:  # noqa: BLE001 - whatever it is, something was not checked
@@ -72,6 +80,8 @@ class JobConfig(Callback):
         with _placed(config) as directory:
             if directory is None:
                 return
+            if OmegaConf.select(config, "resilience.enabled", throw_on_resolution_failure=False):
+                _claim(directory)
             self._written = identity.as_written(config)
             if frozen.is_frozen(directory) and not frozen.wants_change(config):
                 frozen.restore(config, directory)
@@ -110,6 +120,7 @@ class JobConfig(Callback):
         spawned.hand_on(None)  # the current value belongs to the process that started this one
         if policy is None or not policy.enabled:
             return
+        _claim(directory)
         check_init(policy.checkpoint, directory, Path(config.hydra.runtime.cwd))
         written = self._written
         if written is None:
@@ -139,6 +150,8 @@ class JobConfig(Callback):
         said = verdict.read(directory)
         if code and said is not None:
             sys.exit(stopping.last_act(code, said.reason))
+        if directory in _claims:  # the next job of this process can be in the same directory
+            _claims.pop(directory).release()
 
 
 class NotHere(Callback):
@@ -154,6 +167,23 @@ class NotHere(Callback):
             " single job; remove the launcher to run it here:\n"
             f"  python {' '.join(map(job_dir.shell_word, words))}"
         )
+
+
+def _claim(directory: Path) -> None:
+    """Keep other starts out of the job's directory, before anything is written there.
+
+    Otherwise two that start at once, such as tasks of an array, mix their configs and states. If
+    there is a wrapper, it has locked the directory; of several ranks, rank 0 does.
+    """
+    has_owner = job_dir.is_supervised() or spawned.inherited() is not None
+    if has_owner or directory in _claims or world.of(os.environ).rank:
+        return
+    try:
+        make_directory(forge_dir(directory))
+        _claims[directory] = Fence(forge_dir(directory))
+    except OSError as error:
+        problem = f"`hydra.run.dir={directory}` cannot be written: {error}. Choose another one."
+        raise ConfigError([problem], "The job's directory") from error
 
 
 def _keep_place(node: Any) -> None:
@@ -184,8 +214,8 @@ def _placed(cfg: DictConfig) -> Iterator[Path | None]:
         HydraConfig.instance().cfg = outer
 
 
-def _refuse(text: str) -> NoReturn:
+def _refuse(text: str, code: ExitCode = ExitCode.BAD_CONFIG) -> NoReturn:
     """End the process; Hydra would turn any exception of a callback into a warning."""
     hints.composition_succeeded()  # the text says what to do: no hint for Hydra's errors follows
     messages.say(text, logging.ERROR)
-    sys.exit(int(ExitCode.BAD_CONFIG))
+    sys.exit(int(code))

@@ -21,7 +21,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
-from batch_scripts import HOLD, STEPS, BatchScript, Folder, preempt
+from batch_scripts import COLLIDES, HOLD, STEPS, BatchScript, Folder, preempt
 from cluster import Cluster, missing, wait_for
 
 NODES = 7
@@ -221,6 +221,20 @@ CASES.append(Interactive("salloc, preempted", ends=("FAILED", 0)))
 
 
 @dataclass
+class Collision(Case):
+    """An array whose tasks share a directory: what counts is the task that is not refused."""
+
+    def submit(self, folder: Folder) -> BatchScript:
+        """The task, once the others have ended."""
+        winner = super().submit(folder).winner()
+        self.trainings = (winner.name,)
+        return winner
+
+
+CASES.append(Collision("--array in one second", COLLIDES, (f"--nodelist={ALONE}", "--array=0-3")))
+
+
+@dataclass
 class Row:
     """What became of a job."""
 
@@ -288,7 +302,7 @@ class Scripts:
     def _result(self, training: str, ranks: int) -> list[str]:
         if training.startswith("forge-exec"):
             return [str(STEPS)]
-        if training in ("local-sweep 1", "local-sweep 2"):
+        if training.startswith(("local-sweep", "array-in-one-second")):
             return self._swept(int(training[-1]))
         return self._undisturbed[ranks].noted("result")
 

@@ -4,7 +4,7 @@ All jobs of a fixture run at the same time, since Slurm's pause after a requeue 
 """
 
 import pytest
-from batch_scripts import Folder, preempt
+from batch_scripts import COLLIDES, Folder, preempt
 from cluster import wait_for
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
@@ -28,12 +28,14 @@ def usual(cluster, folder):
     jobs = {
         "trains": folder.submit("trains", f"{RUN} holds=0,1", "--nodelist=n1", "--time=2"),
         "cancelled": folder.submit("cancelled", f"{EXEC} slow=1", "--nodelist=n1"),
+        "array": folder.submit("array", COLLIDES, "--nodelist=n1", "--array=0-3"),
         "by hand": folder.submit("by hand", RUN, "--nodelist=n2"),
         "shell": folder.submit("shell", RUN, "--nodelist=n2", "--time=1", "--signal=B:USR1@30"),
         "shell by hand": folder.submit("shell by hand", RUN, "--nodelist=n2"),
     }
-    for job in jobs.values():
-        job.wait()
+    jobs["refused"], jobs["array"] = jobs["array"], jobs["array"].winner()
+    for name in jobs.keys() - {"refused"}:
+        jobs[name].wait()
     preempt(cluster, folder.folder, "--nodelist=n1")
     wait_for(lambda: jobs["cancelled"].noted("saving"), "save after a preemption")
     jobs["cancelled"].scancel()
@@ -90,3 +92,21 @@ def test_a_shell_that_dies_of_the_announcement_is_no_cancel(usual, undisturbed):
     assert "is not requeued: its batch script was ended by SIGTERM" in by_hand.output
     assert "from `--signal=B:TERM`" in by_hand.output
     assert "cancelled" not in by_hand.output
+
+
+def test_of_an_array_in_one_directory_one_task_trains_and_comes_back(usual, folder):
+    """Hydra names directories by the second, in which all tasks of an array can start.
+
+    A task that was refused must leave nothing of its own there: the other one would be requeued
+    with its config, or not find its directory again.
+    """
+    winner, output = usual["array"], usual["refused"].output
+    assert winner.end() == ("COMPLETED", 1), output
+    task = int(winner.name.partition(" ")[2])
+    assert winner.noted("result") == folder.result_here(task)
+    assert winner.repeated() == 0
+    refused = [one for one in range(4) if one != task]
+    shown = [winner.cluster.show(f"{usual['refused'].number}_{one}") for one in refused]
+    assert [one["ExitCode"] for one in shown] == ["73:0"] * 3, output
+    hint = "'hydra.run.dir=runs/${oc.env:SLURM_ARRAY_JOB_ID}_${oc.env:SLURM_ARRAY_TASK_ID}'"
+    assert output.count(hint) == 3

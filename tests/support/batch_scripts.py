@@ -140,6 +140,9 @@ COMMAND = """
             sys.exit(0)
     note("result", step)
 """.replace("STEPS", str(STEPS)).replace("HOLD", str(HOLD))
+COLLIDES = "srun python $forge/hydra_train.py name=$name seed=$SLURM_ARRAY_TASK_ID"
+COLLIDES += " 'hydra.run.dir=../${now:%Y-%m-%d}'"
+"""In an array: each task has the same directory, as Hydra's default one in the same second."""
 FILES = {"train.py": TRAIN, "hydra_train.py": HYDRA, "conf.yaml": CONF, "command.py": COMMAND}
 
 
@@ -169,10 +172,10 @@ class Folder:
         number = submit(self.cluster, place, f"{head}\n{textwrap.dedent(lines)}", *options)
         return BatchScript(self, name, number, place)
 
-    def result_here(self) -> list[str]:
+    def result_here(self, seed: int = 3) -> list[str]:
         """The lines of the result file of an uninterrupted training on this machine."""
-        notes = self.folder / "undisturbed"
-        command = [sys.executable, "train.py", str(notes), "holds=none"]
+        notes = self.folder / f"undisturbed seed {seed}"
+        command = [sys.executable, "train.py", str(notes), f"seed={seed}", "holds=none"]
         done = warm.run(command, cwd=self.folder, timeout=120, start_new_session=True)
         assert done.returncode == 0
         return (notes / "result.0").read_text().splitlines()
@@ -182,8 +185,23 @@ class BatchScript:
     """One job."""
 
     def __init__(self, folder: Folder, name: str, number: str, place: Path) -> None:
-        self.cluster, self.name, self.number, self.place = folder.cluster, name, number, place
+        self.folder, self.cluster = folder, folder.cluster
+        self.name, self.number, self.place = name, number, place
         self.notes = folder.folder / name
+
+    def winner(self) -> BatchScript:
+        """Of an array whose tasks share a directory: the task that trains, once others have ended.
+
+        Each task's training has the name `<name> <task>`.
+        """
+
+        def left() -> list[str]:
+            squeue = ("squeue", "--noheader", "--array", f"--jobs={self.number}", "--format=%K")
+            return self.cluster.run(*squeue).split()
+
+        wait_for(lambda: len(left()) == 1, f"end of all tasks but one of {self.number}", 240)
+        task = left()[0]
+        return BatchScript(self.folder, f"{self.name} {task}", f"{self.number}_{task}", self.place)
 
     def noted(self, what: str, rank: int = 0, training: str = "") -> list[str]:
         """The lines so far, of a training of another name than the job's if there are several."""
