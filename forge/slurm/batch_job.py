@@ -164,7 +164,8 @@ class BatchJob(LastAct):
         """Whether Slurm, and not the training itself or a person, has ended the job."""
         is_forced_by_slurm = self._why in IMPOSED or self._is_limit_near
         is_forced = ending.code == ExitCode.FORCED and is_forced_by_slurm
-        return ending.reason is not Reason.cancelled and (ending.is_imposed or is_forced)
+        is_final = ending.reason in (Reason.cancelled, Reason.out_of_memory)
+        return not is_final and (ending.is_imposed or is_forced)
 
     @property
     def is_requeued(self) -> bool:

@@ -21,9 +21,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from forge import messages
 from forge.errors import NoAnswer, NoSuchJob, NotRequeueable, SlurmRefused
 from forge.process import processes
-from forge.slurm.job_info import JobInfo, Why
+from forge.slurm.job_info import STATES, JobInfo, Stage, Why, cause_of, is_held, stage_of
 
 _CALL_S = 10.0
 """Timeout for one command; a busy controller answers within seconds."""
@@ -209,11 +210,10 @@ def why(info: JobInfo, own_restarts: int, within_s: float = _CALL_S) -> Why:
     """
     if info.restarts > own_restarts:
         return Why.requeued  # GraceTime=0: Slurm requeued it without a notice
-    if info.state == "PREEMPTED":
-        return Why.preempted
     if info.has_ended:
-        if info.reason == "TimeLimit" or info.state == "TIMEOUT":
-            return Why.time_limit
+        cause = cause_of(info.state, info.reason)
+        if cause not in (Why.unknown, Why.cancelled):
+            return cause
         if info.is_script_killed and info.script_signal in (signal.SIGUSR1, signal.SIGUSR2):
             return Why.time_limit  # announced to the batch script alone (`--signal=B:USR1@60`)
         # A cancel in the very second of a preemption's notice looks like PreemptMode=CANCEL; but
@@ -311,7 +311,7 @@ class Queued:
     """A job as squeue shows it."""
 
     state: str
-    """PENDING, RUNNING, COMPLETING, COMPLETED, CANCELLED, FAILED, TIMEOUT, …"""
+    """A key of `STATES`, or a state that forge does not know."""
     reason: str
     script: str = ""
     """Path of its batch script."""
@@ -319,7 +319,12 @@ class Queued:
     @property
     def is_alive(self) -> bool:
         """Whether the job is pending, running, or between these."""
-        return self.state in _ALIVE
+        return stage_of(self.state) is not Stage.ended
+
+    @property
+    def waits_for(self) -> str:
+        """Slurm's reason; the state, if only that says that the job is held."""
+        return self.state if is_held(self.state) and not is_held(self.reason) else self.reason
 
     @property
     def is_held(self) -> bool:
@@ -327,13 +332,8 @@ class Queued:
         return self.is_alive and self.reason == HELD
 
 
-_ALIVE = (
-    *("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "SIGNALING"),
-    *("REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESIZING", "STAGE_OUT", "RESV_DEL_HOLD"),
-    "SPECIAL_EXIT",
-)
-
-
+_unknown_states: set[str] = set()
+"""Those that a message has named."""
 _JOB_LINE = re.compile(r"(\d+(?:_\S+?)?)\|([A-Z_]+)\|([^|]*)\|(.*)")
 
 
@@ -360,6 +360,12 @@ def queue(within_s: float = 6 * _CALL_S) -> dict[str, Queued]:
         if match := _JOB_LINE.fullmatch(line.strip()):
             name, state, reason, script = match.groups()
             found[name] = Queued(state, reason, script)
+            if state not in STATES and state not in _unknown_states:
+                _unknown_states.add(state)
+                messages.warn(
+                    f"squeue shows job {name} as {state}, a state that forge does not know: such"
+                    " jobs count as alive as long as squeue lists them."
+                )
     return found
 
 

@@ -22,6 +22,8 @@ class Why(Enum):
     time_limit = "time limit"
     cancelled = "cancelled"
     requeued = "already requeued by Slurm"
+    out_of_memory = "memory ran out"
+    node_failed = "a node failed"
     script_killed = "its batch script was killed"
     unknown = "unknown"
     """Slurm gives no reason: somebody sent the signal by hand."""
@@ -32,8 +34,57 @@ IMPOSED = {
     Why.preempted: Reason.preempted,
     Why.requeued: Reason.preempted,
     Why.time_limit: Reason.time_limit,
+    Why.out_of_memory: Reason.out_of_memory,
+    Why.node_failed: Reason.node_failed,
 }
 """Why Slurm stops a job -> the reason why its attempt ended."""
+
+
+class Stage(Enum):
+    """What a state of Slurm means for a job."""
+
+    waiting = "waiting"
+    running = "running"
+    ending = "ending"
+    """The job has ended, but not all of its processes."""
+    ended = "ended"
+
+
+_HELD = ("REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
+_WAITING = ("PENDING", "CONFIGURING", "EXPEDITING", "POWER_UP_NODE", "REQUEUED", "REQUEUE_FED")
+_RUNNING = ("RUNNING", "RESIZING", "SIGNALING", "STOPPED", "SUSPENDED", "UPDATE_DB")
+_FAILED = ("FAILED", "DEADLINE", "LAUNCH_FAILED", "RECONFIG_FAIL", "REVOKED")
+STATES: dict[str, tuple[Stage, Why]] = {
+    **dict.fromkeys((*_WAITING, *_HELD), (Stage.waiting, Why.unknown)),
+    **dict.fromkeys(_RUNNING, (Stage.running, Why.unknown)),
+    **dict.fromkeys(("COMPLETING", "STAGE_OUT"), (Stage.ending, Why.unknown)),
+    **dict.fromkeys(("COMPLETED", *_FAILED), (Stage.ended, Why.unknown)),
+    **dict.fromkeys(("BOOT_FAIL", "NODE_FAIL"), (Stage.ended, Why.node_failed)),
+    "CANCELLED": (Stage.ended, Why.cancelled),
+    "OUT_OF_MEMORY": (Stage.ended, Why.out_of_memory),
+    "PREEMPTED": (Stage.ended, Why.preempted),
+    "TIMEOUT": (Stage.ended, Why.time_limit),
+}
+"""All states of squeue(1), "JOB STATE CODES", up to Slurm 25.11: what each means, and why the job
+has ended, if the state says it."""
+
+
+def stage_of(state: str) -> Stage:
+    """The stage of a job; one in a state that forge does not know has not ended."""
+    return STATES.get(state, (Stage.running, Why.unknown))[0]
+
+
+def cause_of(state: str, reason: str = "") -> Why:
+    """Why a job has ended, by its state, or by its reason while the state is COMPLETING."""
+    by_reason = {"TimeLimit": Why.time_limit, "OutOfMemory": Why.out_of_memory}
+    return by_reason.get(reason) or STATES.get(state, (Stage.running, Why.unknown))[1]
+
+
+def is_held(word: str) -> bool:
+    """Whether a state or a reason says that a person has to release the job."""
+    return word in _HELD or re.search("[Hh]eld|JobHold", word) is not None
+
+
 FINAL = (Reason.halted, Reason.unhealthy, Reason.in_use, Reason.bad_config)
 """Reasons of a task's own, after which another start would end alike, whatever Slurm does."""
 
@@ -108,7 +159,7 @@ class JobInfo:
     @property
     def has_ended(self) -> bool:
         """Whether the job has ended; some of its processes can still be running."""
-        return self.state in ("COMPLETING", "CANCELLED", "TIMEOUT", "FAILED", "PREEMPTED")
+        return stage_of(self.state) in (Stage.ending, Stage.ended)
 
     @property
     def is_script_killed(self) -> bool:

@@ -9,9 +9,10 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from forge.slurm.job_info import is_held
+
 _STUCK = re.compile(
     "DependencyNeverSatisfied|BadConstraints|DeadLine|Reservation(Deleted|Invalid)"
-    "|JobHeld(User|Admin)|.*requeued.held|JobHoldMaxRequeue"
     "|Partition(Down|Inactive|TimeLimit|NodeLimit)|NodeDown|ReqNodeNotAvail(?!.*[Rr]eserved).*"
     "|Invalid(Account|QOS)|(Account|QOS)NotAllowed"
     "|(Assoc|QOS)(Max|Min).*(PerJob|PerNode|NotSatisfied).*|MaxMemPerLimit"
@@ -27,7 +28,7 @@ _SHOWN = 6
 
 def is_stuck(reason: str) -> bool:
     """Whether a reason, as squeue prints it, does not end by itself."""
-    return _STUCK.fullmatch(reason) is not None
+    return is_held(reason) or _STUCK.fullmatch(reason) is not None
 
 
 @dataclass
@@ -56,11 +57,10 @@ class Told:
             if is_stuck(reason):
                 ids = " ".join(slurm_id for _, slurm_id in jobs[:_SHOWN])
                 ids += " …" * (len(jobs) > _SHOWN)
-                release, cancel = f"`scontrol release {ids}`", f"`scancel {ids}`"
-                line += (
-                    f", which does not end by itself. If the jobs are held, {release} releases"
-                    f" them; else {cancel}, and run the sweep's command again with other options."
-                )
+                remedy = f"`scancel {ids}`, and run the sweep's command again with other options"
+                if is_held(reason):
+                    remedy = f"`scontrol release {ids}` lets Slurm start them"
+                line += f", which does not end by itself: {remedy}."
             lines.append((line, is_stuck(reason)))
         return lines
 

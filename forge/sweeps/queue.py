@@ -11,12 +11,12 @@ from forge.errors import SlurmRefused
 from forge.jobdir.job_state import State
 from forge.slurm import client
 from forge.slurm.client import Queued
+from forge.slurm.job_info import Stage, Why, cause_of, stage_of
 from forge.slurm.submitted import Submitted
 from forge.sweeps.job import SweepJob
 from forge.sweeps.sweep import Sweep, read_again
 
 _ASK_S = 10.0
-_RUNNING = ("RUNNING", "COMPLETING", "STOPPED", "SUSPENDED", "SIGNALING")
 
 
 def asked(sweep: Sweep) -> Sweep:
@@ -50,11 +50,11 @@ def queue_has(queue: dict[str, Queued], slurm_id: str) -> bool:
 
 def _with(job: SweepJob, queued: Queued | None) -> SweepJob:
     if queued is not None and queued.is_alive:
-        if queued.state in _RUNNING:
+        if stage_of(queued.state) is not Stage.waiting:
             state = State.starting if job.state is State.queued else job.state
             return replace(job, state=state)
-        return replace(job, state=State.queued, waits_for=queued.reason, rate=None, left_s=None)
-    if queued is not None and queued.state == "CANCELLED":
+        return replace(job, state=State.queued, waits_for=queued.waits_for, rate=None, left_s=None)
+    if queued is not None and cause_of(queued.state) is Why.cancelled:
         return replace(job, state=State.stopped, is_cancelled=True, because="cancelled")
     how = "no longer knows it" if queued is None else f"says {queued.state}"
     because = f"its end is not recorded, and Slurm {how}"

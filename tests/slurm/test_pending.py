@@ -13,6 +13,7 @@ from forge.sweeps.job import SweepJob
 
 STUCK = (
     *("DependencyNeverSatisfied", "JobHeldUser", "JobHeldAdmin", "launch_failed_requeued_held"),
+    *("job requeued in held state", "SPECIAL_EXIT", "REQUEUE_HOLD", "RESV_DEL_HOLD"),
     *("JobHoldMaxRequeue", "PartitionDown", "PartitionInactive", "PartitionTimeLimit"),
     *("PartitionNodeLimit", "BadConstraints", "ReqNodeNotAvail, UnavailableNodes:n1"),
     *("ReservationDeleted", "InvalidAccount", "QOSNotAllowed", "AssocMaxCpuPerJobLimit"),
@@ -55,8 +56,10 @@ def test_each_change_of_a_reason_is_said_once_for_all_jobs_that_share_it():
     ]
     assert said("Resources", "Priority", "Priority", "Licenses") == []
     (line,) = said("Resources", "JobHeldUser", "Priority", "JobHeldUser")
-    assert line.startswith("jobs 1, 3 waiting: JobHeldUser, which does not end by itself. ")
-    assert "`scontrol release 7_1 7_3`" in line
+    assert line == (
+        "jobs 1, 3 waiting: JobHeldUser, which does not end by itself: `scontrol release 7_1 7_3`"
+        " lets Slurm start them."
+    )
     assert said("Resources", "Priority", "", "JobHeldUser") == ["job 1 waiting: Priority"]
     (line,) = said("", "JobHeldUser", "", "JobHeldUser")
     assert line.startswith("job 1 waiting: JobHeldUser")

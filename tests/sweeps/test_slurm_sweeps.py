@@ -76,3 +76,23 @@ def test_jobs_are_seen_cancelled_and_resumed_from_their_directory(app, undisturb
     assert jobs[2].cluster.run("squeue", "--noheader", "--format=%l").split()[0] == "20:00"
     wait_for(are_done, "end of all jobs", 250)
     assert_same_job(jobs[0], undisturbed)
+
+
+def test_a_job_that_is_held_after_a_requeue_is_said_to_be_held(app):
+    """It would wait for ever: sites requeue jobs so, to have a person look at them first."""
+    held = f"+holds={table(one=9, two=9)}"
+    sweep = app.start("kind=one,two", "++idle=[one,two]", held, "hydra.launcher.wait=false")
+    assert sweep.wait() == 0, sweep.output
+    for kind in ("one", "two"):
+        wait_for((app.gates / f"{kind} 0").exists, f"start of {kind}")
+    ids = [job.slurm_id for job in forge.sweep(app.sweep_dir).jobs]
+    app.cluster.run("scontrol", "requeuehold", ids[0])
+    app.cluster.run("scontrol", "requeuehold", "State=SpecialExit", ids[1])
+    listed = ("squeue", "--noheader", "--array", "--format=%T %r")
+    held = ["PENDING job requeued in held state", "SPECIAL_EXIT job requeued in held state"]
+    wait_for(lambda: sorted(app.cluster.run(*listed).splitlines()) == held, "requeue of both jobs")
+    for number, slurm_id in enumerate(ids):
+        text = " ".join(app.forge("why", str(app.sweep_dir), str(number)).split())
+        assert "job requeued in held state, which does not end by itself" in text
+        assert f"`scontrol release {slurm_id}` lets Slurm start it" in text
+    app.cluster.clear()

@@ -42,6 +42,7 @@ from forge.launch.slurm.slurm_wait import QueueWatcher, SubmittedJob, newest
 from forge.launch.sweep import SweepDir
 from forge.slurm import client, step
 from forge.slurm.client import Queued
+from forge.slurm.job_info import Stage, stage_of
 from forge.slurm.submitted import Submitted, bundle_paths, submissions, write_bundle
 from forge.sweeps import reader
 
@@ -183,7 +184,7 @@ def _find(jobs: list[_Job], submitted: Submitted, directory: Path) -> None:
         if known.script != script or not Path(script).is_relative_to(directory):
             continue  # a job of another sweep, for example if this directory is a copy
         has_ended = state is not None and state.job == slurm_id and state.state.is_final
-        if has_ended and known.state in ("RUNNING", "COMPLETING"):
+        if has_ended and stage_of(known.state) is not Stage.waiting:
             continue  # it is ending, and has to run again
         job.slurm_id, job.ended = slurm_id, state if has_ended else None
         if submitted.has_changed(number, job.composed.composed):

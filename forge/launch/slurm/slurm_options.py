@@ -20,7 +20,8 @@ from forge.launch import option_check
 
 OURS = {
     "signal": "set resilience.signal.name and resilience.signal.warning_s instead",
-    "requeue": "set resilience.requeue.enabled instead",
+    "requeue": "set resilience.requeue.enabled instead; after --requeue=expedite Slurm would bring"
+    " back jobs that forge has ended",
     "no-requeue": "set resilience.requeue.enabled instead",
     "array": "set hydra.launcher.array_parallelism instead",
     "output": "set hydra.launcher.submitit_folder instead",
@@ -119,7 +120,7 @@ def _checked(given: Mapping[str, Any]) -> tuple[SlurmOptions, dict[str, str]]:
     except ValueError as error:
         problems["python"] = f"expected a shell command ({error})."
     for key in options.additional_parameters:
-        name = str(key).replace("_", "-")
+        name = str(key).partition("=")[0].strip("- ").replace("_", "-")
         if name in OURS:
             problems[f"additional_parameters.{key}"] = (
                 f"forge sets --{name} itself, and a second --{name} would replace it without"

@@ -26,6 +26,7 @@ from forge.launch.opening import handled
 from forge.launch.progress.display import Display
 from forge.launch.progress.observed import ObservedJob, Views
 from forge.slurm import client, pending
+from forge.slurm.job_info import IMPOSED, Stage, Why, cause_of, stage_of
 
 _LOOK_S = 0.5
 _LOOK_PER_JOB_S = 0.005
@@ -33,7 +34,6 @@ _ASK_S, _ASK_LEAST_S, _ASK_PER_JOB_S = 15.0, 3.0, 0.3
 """Seconds between two calls of squeue: 15 for many jobs, less for few."""
 _PATIENCE = 4
 """Unanswered queries in a row before a warning is logged."""
-_WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "CONFIGURING")
 _SILENCE_S = 10.0
 """A network disk can show a job's last files this much later than squeue shows its end."""
 
@@ -69,8 +69,8 @@ class SubmittedJob(ObservedJob):
         """Update from squeue; None: squeue does not know the job."""
         if queued is not None and queued.is_alive:
             self._gone = None
-            if queued.state in _WAITING:
-                self.state, self.waits_for = State.queued, queued.reason
+            if stage_of(queued.state) is Stage.waiting:
+                self.state, self.waits_for = State.queued, queued.waits_for
             else:
                 self.waits_for = ""
             return
@@ -83,14 +83,15 @@ class SubmittedJob(ObservedJob):
 
     def is_cancelled(self, queued: client.Queued | None) -> bool:
         """Whether a person has cancelled the job, by `scancel` or `forge cancel`."""
-        is_by_slurm = queued is not None and queued.state == "CANCELLED"
+        is_by_slurm = queued is not None and cause_of(queued.state) is Why.cancelled
         return is_by_slurm or cancel_request.read(self.directory) is not None
 
     def vanish(self, queued: client.Queued | None) -> None:
         """End the job, which has left the queue, without a record of its end."""
         is_cancelled = self.is_cancelled(queued)
         self.state = State.stopped if is_cancelled else State.failed
-        self.reason, self.code = Reason.cancelled if is_cancelled else Reason.crashed, 1
+        cause = Why.cancelled if is_cancelled else cause_of(queued.state if queued else "")
+        self.reason, self.code = IMPOSED.get(cause, Reason.crashed), 1
         said = "no longer knows the job" if queued is None else f"says {queued.state}"
         if queued is not None and queued.reason not in ("None", ""):
             said += f" ({queued.reason})"

@@ -9,6 +9,7 @@ from forge.errors import Reason
 from forge.job.requeue import BUDGETS
 from forge.jobdir.job_state import State
 from forge.slurm import pending
+from forge.slurm.job_info import is_held
 from forge.sweeps import reader, words
 from forge.sweeps.why import ends
 from forge.sweeps.why.evidence import Cause, Evidence, Explanation
@@ -72,15 +73,15 @@ def _queued(known: Evidence) -> Iterator[Explanation]:
     if job.waits_for:
         is_stuck = pending.is_stuck(job.waits_for)
         what = ", which does not end by itself" if is_stuck else ""
-        release = f"`scontrol release {job.slurm_id}`"
         cancel, resume = known.sweep.command("cancel", job.number), known.resume()
+        remedy = f"`{cancel}`, and `{resume}` with other options."
+        if is_held(job.waits_for):
+            remedy = f"`scontrol release {job.slurm_id}` lets Slurm start it."
         yield Explanation(
             Cause.pending,
             f"Slurm has the job in its queue: {job.waits_for}{what}.",
             (f"squeue, job {job.slurm_id}",),
-            (f"If it is held: {release}. Else `{cancel}`, and `{resume}` with other options.",)
-            if is_stuck
-            else (),
+            (remedy,) if is_stuck else (),
         )
     elif job.slurm_id:
         yield Explanation(Cause.pending, f"The job waits in Slurm's queue as {job.slurm_id}.")

@@ -157,6 +157,13 @@ def test_options_that_are_forge_s_own_are_refused(key):
             read({"additional_parameters": {spelled: "x"}})
 
 
+@pytest.mark.parametrize("given", [{"requeue": "expedite"}, {"requeue=expedite": True}])
+def test_an_expedited_requeue_is_refused(given):
+    """Slurm would start a job again that forge has ended, whatever the reason."""
+    with pytest.raises(ConfigError, match="would bring back jobs that forge has ended"):
+        read({"additional_parameters": given})
+
+
 def test_all_problems_are_reported_at_once_with_the_nearest_key():
     """Hydra would report only the first of them."""
     given = {"partitoin": "low", "nodes": 0, "timeout_min": -1, "setup": "one", "wait": "maybe"}

@@ -60,7 +60,7 @@ def test_why_jobs_wait_is_said_and_what_to_do_about_it(app, cluster, tmp_path):
             sweep.wait_for(lambda said=said: f"{said}, which does not" in sweep.output, said)
         one, other = cluster.run("squeue", "--noheader", "--sort=i", "--format=%i").split()
         cluster.run("scontrol", "uhold", one)
-        line = "job 0 waiting: JobHeldUser, which does not end by itself."
+        line = "job 0 waiting: JobHeldUser, which does not end by itself: `scontrol"
         sweep.wait_for(lambda: line in sweep.output, "word of the hold")
     finally:
         cluster.run("scontrol", "update", "PartitionName=zero", "State=UP")
