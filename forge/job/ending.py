@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass, replace
 
+from forge import messages
 from forge.errors import ExitCode, Reason
 from forge.jobdir import job_state
 from forge.jobdir.job_state import State
@@ -59,6 +60,7 @@ class Ending:
         *,
         is_held: bool = False,
         oom_kills: int = 0,
+        memory_bytes: int | None = None,
         is_command: bool = False,
     ) -> Ending:
         """The end of a task that ended by itself.
@@ -70,12 +72,16 @@ class Ending:
             is_held: As the field.
             oom_kills: Processes that the kernel's OOM killer killed meanwhile, by the count of the
                 job's cgroup. It does not show which processes they were.
+            memory_bytes: Memory that they could use at most; None if it is not known.
             is_command: As the field.
         """
         of_memory = ""
         if oom_kills:
             processes = "1 process" if oom_kills == 1 else f"{oom_kills} processes"
-            of_memory = f"; memory ran out, and the kernel killed {processes} in the task's cgroup"
+            most = "" if memory_bytes is None else f", which can use {messages.size(memory_bytes)}"
+            of_memory = (
+                f"; memory ran out, and the kernel killed {processes} in the task's cgroup{most}"
+            )
         if is_held and code != ExitCode.FINISHED:
             reason, text = Reason.forced, _HELD
         elif code < 0:
@@ -100,8 +106,13 @@ class Ending:
             how: The plan of the command.
             actions: Signal -> action, from the policy.
         """
-        killed = report.oom_kills
-        ending = cls.of(report.code, is_held=report.is_held, oom_kills=killed, is_command=True)
+        ending = cls.of(
+            report.code,
+            is_held=report.is_held,
+            oom_kills=report.oom_kills,
+            memory_bytes=report.memory_bytes,
+            is_command=True,
+        )
         is_done = report.is_done if how.done_file else how.is_zero_finished
         if ending.is_finished and is_done:
             return replace(ending, is_certain=True)

@@ -86,6 +86,7 @@ def decide_restart(
     elif ending.reason is not Reason.disk_full:  # on a full disk no attempt can save
         counts.no_progress += 1
     counts.best_step = max(counts.best_step, saved_step)
+    counts.out_of_memory = counts.out_of_memory + 1 if ending.reason is Reason.out_of_memory else 0
     is_brief = ending.reason is Reason.requested and not has_run and took_s < _BRIEF_S
     counts.brief = counts.brief + 1 if is_brief else 0
     if ending.reason in (Reason.finished, Reason.interrupted, Reason.cancelled, Reason.orphaned):
@@ -104,6 +105,8 @@ def decide_restart(
     if ending.reason is Reason.hung and limits.is_hang_final:
         return Decision(starts_again=False, because=f"{what}; `resilience.hang.action=halt`")
     given_up = _same_hang(ending, counts)
+    if counts.out_of_memory > 1:
+        given_up = "memory ran out twice in a row, and the next attempt would have no more"
     given_up = given_up or (_without_progress(counts, limits) if has_run else "")
     if given_up:
         return Decision(starts_again=False, because=f"{what}; given up: {given_up}")

@@ -110,6 +110,7 @@ class Supervisor:
             stops=self._stops_seen(),
             is_done=self._is_done(),
             oom_kills=oom_kills,
+            memory_bytes=memory.limit_bytes() if oom_kills else None,
             section=self.hang_watch.section if self.hang_watch is not None else "",
         )
         try:

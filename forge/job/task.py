@@ -205,7 +205,12 @@ class Task:
             return Ending.of(code, found.reason, found.text)
         if said is not None and said.exit_code == code:
             return Ending.of(code, said.reason, said.text, is_held=report.is_held)
-        return Ending.of(code, is_held=report.is_held, oom_kills=report.oom_kills)
+        return Ending.of(
+            code,
+            is_held=report.is_held,
+            oom_kills=report.oom_kills,
+            memory_bytes=report.memory_bytes,
+        )
 
     def _has_returned(self, said: Verdict | None, rank: int) -> bool:
         """Whether main returned, or its training finished."""

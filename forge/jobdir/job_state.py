@@ -83,6 +83,8 @@ class Counts:
     and the exit code that it is for."""
     brief: int = 0
     """Attempts in a row that quickly asked to be run again, without known progress."""
+    out_of_memory: int = 0
+    """Attempts in a row for which memory ran out."""
     best_step: int = -1
     """The highest value of `ledger.saved_steps` so far; -1 before the first checkpoint."""
     unsaved_s: float = 0.0

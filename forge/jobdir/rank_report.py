@@ -31,7 +31,8 @@ class RankReport:
     """For a command: whether `exec.done_file` exists."""
     oom_kills: int = 0
     """Processes that the kernel's OOM killer killed meanwhile, by the count of the cgroup."""
-
+    memory_bytes: int | None = None
+    """Memory that the task could use at most; None if it is not known."""
     section: str = ""
     """The section of the task's last heartbeat, such as `save`; empty if there was none."""
 

@@ -17,12 +17,12 @@ _NO_LIMIT = 2**60
 """cgroup-v1 shows "no limit" as a limit of at least this: the largest number of pages, in bytes."""
 
 
-def _available_bytes() -> int | None:
-    """Memory that the node has available without swapping; None if unknown."""
+def _of_node(name: str) -> int | None:
+    """A line of /proc/meminfo in bytes; None if unknown."""
     try:
         lines = Path(MEMINFO).read_text().splitlines()
         pairs = dict(line.split(":", 1) for line in lines)
-        return int(pairs["MemAvailable"].split()[0]) * 1024
+        return int(pairs[name].split()[0]) * 1024
     except (OSError, ValueError, KeyError):
         return None
 
@@ -46,18 +46,33 @@ def _folders() -> Iterator[tuple[Path, bool]]:
             yield folder, is_v1
 
 
+def _limit(folder: Path, *, is_v1: bool) -> int | None:
+    """The limit of a cgroup in bytes; None if it has none."""
+    try:  # "max" (no limit) is a ValueError
+        most = int((folder / f"memory.{'limit_in_bytes' if is_v1 else 'max'}").read_text())
+    except (OSError, ValueError):
+        return None
+    return most if most < _NO_LIMIT else None
+
+
+def limit_bytes() -> int | None:
+    """Memory that this process and its siblings can use at most; None if nothing is known."""
+    limits = (_limit(folder, is_v1=is_v1) for folder, is_v1 in _folders())
+    most = (_of_node("MemTotal"), *limits)
+    return min((one for one in most if one is not None), default=None)
+
+
 def _free(folder: Path, *, is_v1: bool) -> int | None:
     """Bytes until the limit; cached file pages count as free, since the kernel drops them first."""
-    limit, usage = ("limit_in_bytes", "usage_in_bytes") if is_v1 else ("max", "current")
+    most, usage = _limit(folder, is_v1=is_v1), "usage_in_bytes" if is_v1 else "current"
     cached = "total_inactive_file" if is_v1 else "inactive_file"
+    if most is None:
+        return None
     try:
-        most = int((folder / f"memory.{limit}").read_text())  # "max" (no limit) is a ValueError
         used = int((folder / f"memory.{usage}").read_text())
         lines = (folder / "memory.stat").read_text().splitlines()
         stat = {name: int(value) for name, value in map(str.split, lines)}
     except (OSError, ValueError):
-        return None
-    if most >= _NO_LIMIT:
         return None
     return max(most - used + stat.get(cached, 0), 0)
 
@@ -68,7 +83,7 @@ def free_bytes() -> int | None:
     Slurm creates a cgroup for each job and each step. None if nothing is known.
     """
     limits = (_free(folder, is_v1=is_v1) for folder, is_v1 in _folders())
-    free = (_available_bytes(), *limits)
+    free = (_of_node("MemAvailable"), *limits)
     return min((one for one in free if one is not None), default=None)
 
 

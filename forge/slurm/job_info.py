@@ -120,6 +120,8 @@ class JobInfo:
     """Path and arguments of its batch script; empty without a script."""
     work_dir: str = ""
     """The working directory of the batch script."""
+    memory: str = ""
+    """The memory of the job, in Slurm's notation, such as 4G."""
     script_signal: int = 0
     """The signal that ended its batch script, or its cancel; 0: none."""
 
@@ -153,6 +155,7 @@ class JobInfo:
             is_batch=fields.get("BatchFlag") == "1",
             script=script[1] if script and os.path.isabs(script[1]) else "",
             work_dir=script[2] if script else "",
+            memory="".join(re.findall(r" (?:Alloc)?TRES=\S*?mem=(\w+)", text)[:1]),
             script_signal=int(fields.get("ExitCode", "").partition(":")[2] or 0),
         )
 

@@ -237,6 +237,8 @@ class WrappedJob(TaskBackend):
                 return found.imposed(Reason.crashed, "srun could not start the task")
             return found
         texts = {Why.cancelled: "cancelled", Why.script_killed: why.value}
+        if why is Why.out_of_memory and (info := self._allocation.info) is not None:
+            texts[why] = f"{why.value}: the job had {info.memory}"
         return found.imposed(reason, _BROUGHT_BACK if is_requeued else texts.get(why, ""))
 
     def _reason(self, found: Ending) -> Reason | None:

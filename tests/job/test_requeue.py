@@ -208,6 +208,7 @@ def test_by_default_what_came_from_outside_starts_again(ending):
         used |= {"restarts": 1, COUNTER[ending.reason]: 1}
     if ending.reason is Reason.hung:
         used["last_hang"] = [7, 5]
+    used["out_of_memory"] = int(ending.reason is Reason.out_of_memory)
     assert counts == Counts(**used, best_step=5)
 
 

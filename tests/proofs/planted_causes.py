@@ -169,7 +169,7 @@ def memory(rows: Answers) -> None:
 
 
 @contextlib.contextmanager
-def cgroup() -> Iterator[Path]:
+def cgroup(num_bytes: int = CGROUP_BYTES) -> Iterator[Path]:
     """A cgroup that has little memory; needs root."""
     root = Path("/sys/fs/cgroup/memory")
     is_v1 = root.is_dir()
@@ -177,7 +177,7 @@ def cgroup() -> Iterator[Path]:
     folder.mkdir()
     try:
         limit = "memory.limit_in_bytes" if is_v1 else "memory.max"
-        (folder / limit).write_text(str(CGROUP_BYTES))
+        (folder / limit).write_text(str(num_bytes))
         yield folder
     finally:
         until(lambda: not (folder / "cgroup.procs").read_text(), "end of the cgroup's processes")
