@@ -274,8 +274,7 @@ def test_a_cluster_that_is_gone_is_told_once(tmp_path, monkeypatch):
     ended |= {"counts": {"restarts": 0}, "reason": "finished", "code": 0}
     monkeypatch.setattr(client, "queue", refuse)
     monkeypatch.setattr(slurm_wait, "_LOOK_S", 0.0)
-    monkeypatch.setattr(slurm_wait, "_ASK_LEAST_S", 0.0)
-    monkeypatch.setattr(slurm_wait, "_ASK_PER_JOB_S", 0.0)
+    monkeypatch.setattr(slurm_wait, "_ASK_S", 0.0)
     monkeypatch.setattr(slurm_wait.messages, "warn", said.append)
     assert QueueWatcher([job], "none").run() is None
     (line,) = said

@@ -30,8 +30,8 @@ from forge.slurm.job_info import IMPOSED, Stage, Why, cause_of, stage_of
 
 _LOOK_S = 0.5
 _LOOK_PER_JOB_S = 0.005
-_ASK_S, _ASK_LEAST_S, _ASK_PER_JOB_S = 15.0, 3.0, 0.3
-"""Seconds between two calls of squeue: 15 for many jobs, less for few."""
+_ASK_S = 15.0
+"""Seconds between two calls of squeue, however many jobs there are: one launcher runs a sweep."""
 _PATIENCE = 4
 """Unanswered queries in a row before a warning is logged."""
 _SILENCE_S = 10.0
@@ -153,7 +153,6 @@ class QueueWatcher:
         self._told = pending.Told()
         self._question: threading.Thread | None = None
         self._answer: dict[str, client.Queued] | SlurmRefused | None = None
-        self._ask_s = min(_ASK_S, max(_ASK_LEAST_S, _ASK_PER_JOB_S * len(jobs)))
         self._asked = time.monotonic()
         self._refused = 0
 
@@ -223,7 +222,7 @@ class QueueWatcher:
             if not self._alike.is_holding:
                 self._tell_pending(waiting)
         is_asking = self._question is not None and self._question.is_alive()
-        if waiting and not is_asking and now - self._asked >= self._ask_s:
+        if waiting and not is_asking and now - self._asked >= _ASK_S:
             self._asked = now
             self._question = threading.Thread(target=self._ask, name="forge-squeue", daemon=True)
             self._question.start()

@@ -125,7 +125,7 @@ def test_nothing_is_submitted_anew_before_the_queue_is_known(tmp_path, monkeypat
     """A busy controller can have accepted an earlier try, without an answer from sbatch."""
     train = """
     from forge.launch.slurm import slurm_wait
-    slurm_wait._LOOK_S = slurm_wait._ASK_LEAST_S = slurm_wait._ASK_PER_JOB_S = 0.0
+    slurm_wait._LOOK_S = slurm_wait._ASK_S = 0.0
     """
     cluster = SimpleNamespace(environment={})
     app = SlurmApp(cluster, tmp_path / "app", train + TRAIN, BARE_CONF)
@@ -219,8 +219,7 @@ def test_a_ctrl_c_does_not_wait_for_a_busy_controller(tmp_path, monkeypatch, sig
         raise SlurmRefused("squeue: no answer")
 
     monkeypatch.setattr(client, "queue", asked)
-    monkeypatch.setattr(slurm_wait, "_ASK_LEAST_S", 0.0)
-    monkeypatch.setattr(slurm_wait, "_ASK_PER_JOB_S", 0.0)
+    monkeypatch.setattr(slurm_wait, "_ASK_S", 0.0)
     began = time.monotonic()
     try:
         assert QueueWatcher([submitted(tmp_path)], "none").run() == signal.SIGINT
@@ -229,13 +228,32 @@ def test_a_ctrl_c_does_not_wait_for_a_busy_controller(tmp_path, monkeypatch, sig
         answered.set()
 
 
+@pytest.mark.parametrize("count", [1, 50])
+def test_squeue_is_asked_every_15_seconds_however_many_jobs_there_are(count, tmp_path, monkeypatch):
+    """A controller has thousands of jobs to schedule, and sites ask their users not to poll."""
+    clock, asked = [1000.0], []
+    monkeypatch.setattr(slurm_wait, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(client, "queue", lambda: asked.append(clock[0]) or {})
+    jobs = [submitted(tmp_path / str(number), number) for number in range(count)]
+    watcher = QueueWatcher(jobs, "none")
+    monkeypatch.setattr(watcher, "_display", SimpleNamespace(is_live=True), raising=False)
+    for job in jobs:
+        monkeypatch.setattr(job, "learn", lambda queued, now: None)
+    for _ in range(130):
+        assert watcher.poll()
+        if watcher._question is not None:
+            watcher._question.join()
+        clock[0] += 0.5
+    assert asked == [1015.0, 1030.0, 1045.0, 1060.0]
+
+
 # -- what it follows ---------------------------------------------------------------------------
 
 
 @pytest.fixture
 def at_once(monkeypatch):
     """Waits without pauses between their polls, whose last query ends with the test."""
-    for name in ("_LOOK_S", "_LOOK_PER_JOB_S", "_ASK_LEAST_S", "_ASK_PER_JOB_S"):
+    for name in ("_LOOK_S", "_LOOK_PER_JOB_S", "_ASK_S"):
         monkeypatch.setattr(slurm_wait, name, 0.0)
     yield
     for thread in threading.enumerate():
