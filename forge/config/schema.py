@@ -383,7 +383,7 @@ class HealthConfig:
     )
     checks: dict[str, CheckAction] = key(
         {
-            "disk": CheckAction.refuse,
+            "disk": CheckAction.warn,
             "shm": CheckAction.warn,
             "gpu": CheckAction.refuse,
             "gpu_memory": CheckAction.warn,
@@ -394,7 +394,8 @@ class HealthConfig:
         " ignore: the check does not run; refuse: exit with 69 and, on Slurm, start on another"
         " node; exclude_node: the sweep's other jobs avoid the node too; halt: exit with 69, no"
         " restart. A check passes if: `disk`: a file can be written and synced in the checkpoint"
-        " directory; `shm`: 1 GiB is free in /dev/shm; `gpu`: a matrix product is correct;"
+        " directory (one that does not answer is only logged); `shm`: 1 GiB is free in /dev/shm;"
+        " `gpu`: a matrix product is correct;"
         " `gpu_memory`: other processes use at most 512 MiB; `gpu_driver`: no uncorrected memory"
         " errors, failed row remaps or a pending reset; `ranks`: an all-reduce returns the right"
         " sum, and all ranks see the same checkpoint directory.",

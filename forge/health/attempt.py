@@ -53,7 +53,7 @@ def _of_ranks(context: Context) -> Finding | None:
 
 
 CHECKS: tuple[Check, ...] = (
-    Check("disk", storage.disk, Scope.node, is_passive=True),
+    Check("disk", storage.disk, Scope.node, is_passive=True, is_shared=True),
     Check("shm", storage.shm, Scope.node, is_passive=True),
     # The driver checks come first: a product on a GPU that is gone might never return.
     Check("gpu_memory", _of_gpus("gpu_memory", "gpu_memory"), Scope.task, is_passive=True),

@@ -94,6 +94,9 @@ class Check:
     """Whether results since the last checkpoint can be wrong after a failure."""
     timeout_s: float = TIMEOUT_S
     """Seconds after which the check counts as failed."""
+    is_shared: bool = False
+    """Whether all nodes share what the check examines: if that does not answer, a restart on
+    another node would wait for it, too."""
     is_command: bool = False
     """Whether the check is a command from `health.commands`."""
 
@@ -165,7 +168,7 @@ def _late(check: Check, context: Context) -> Finding:
         f"no answer within {check.timeout_s:g} s",
         is_failed=True,
         # The training's own reads and writes can keep a file system busy.
-        only_warns=context.is_beside and check.scope is Scope.node,
+        only_warns=check.is_shared or (context.is_beside and check.scope is Scope.node),
         remedy="Find out what the check waits for.",
         # In a check of all ranks, any rank can be the culprit.
         culprits=() if check.scope is Scope.ranks else None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from collections.abc import Iterator
@@ -42,8 +43,9 @@ def disk(context: Context) -> Finding:
             text = f"{place} cannot be written: {error}"
             if is_disk_full(error):
                 raise DiskFull(text) from error
+            is_late = error.errno == errno.ETIMEDOUT  # of a server that all nodes share
             remedy = "Change its permissions, or save elsewhere (`resilience.checkpoint.dir`)."
-            return Finding(text, is_failed=True, remedy=remedy)
+            return Finding(text, is_failed=True, only_warns=is_late, remedy=remedy)
     system = os.statvfs(place)
     free = system.f_bavail * system.f_frsize
     problems = [*_little_room(context, system, free), *_few_inodes(place, system)]

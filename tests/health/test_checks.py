@@ -1,5 +1,6 @@
 """How a check is made: bounded, and an error of its own is no verdict."""
 
+import os
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -7,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from forge.config.loading import load
-from forge.config.schema import HealthConfig
+from forge.config.schema import CheckAction, HealthConfig
 from forge.errors import DiskFull
+from forge.health import attempt
 from forge.health.attempt import CHECKS, Health, asked_for
 from forge.health.check import Check, Context, Scope, make
+from forge.jobdir import node_fault
 
 HERE = Context(Path(), Path())
 
@@ -44,6 +47,25 @@ def test_what_meets_other_ranks_or_computes_does_not_run_beside_training():
     passive = {check.name: check.is_passive for check in CHECKS}
     assert not passive["gpu"]
     assert not passive["ranks"]
+
+
+def test_a_disk_that_does_not_answer_is_no_fault_of_the_node(tmp_path, monkeypatch):
+    """All nodes wait for a failover of the file server: each in turn would be left for a day."""
+    disk = next(check for check in CHECKS if check.name == "disk")
+    monkeypatch.setattr(attempt, "CHECKS", (replace(disk, timeout_s=0.1),))
+    answered = threading.Event()
+    monkeypatch.setattr(os, "fsync", lambda fd: answered.wait())
+    notes = []
+    config = HealthConfig(checks=HealthConfig().checks | {"disk": CheckAction.exclude_node})
+    context = Context(tmp_path, tmp_path)
+    try:
+        Health(config, context, lambda kind, **values: notes.append(values)).check_node()
+    finally:
+        answered.set()
+    (note,) = notes
+    assert (note["check"], note["action"]) == ("disk", "warn")
+    assert node_fault.read(tmp_path, 0) is None
+    assert HealthConfig().checks["disk"] is CheckAction.warn
 
 
 def test_a_check_that_blocks_fails_at_its_timeout_and_is_seen_to_run_still():
