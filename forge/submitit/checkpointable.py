@@ -143,6 +143,10 @@ class Checkpointable:
             session.active().boundary.checkpoint()
         return DelayedSubmission(self, *args, **kwargs)
 
+    def __submitit_checkpoint__(self, *args: Any, **kwargs: Any) -> Any:
+        """As `checkpoint`: submitit, and wrappers of its tasks, look for this name first."""
+        return self.checkpoint(*args, **kwargs)
+
 
 # -- one start ---------------------------------------------------------------------------------
 

@@ -174,6 +174,21 @@ def test_outside_submitit_the_task_is_just_called(tmp_path):
     assert one.checkpoint(tmp_path, 1, summand=1).result() == 3
 
 
+class Noted(forge.Checkpointable):
+    """A user's own, which does something more."""
+
+    def checkpoint(self, *args, **kwargs):
+        self.is_noted = True
+        return super().checkpoint(*args, **kwargs)
+
+
+def test_it_has_the_name_for_which_submitit_looks_first(tmp_path):
+    """A wrapper around a task can pass on that name alone; one that is overridden counts."""
+    one = Noted(light.value)
+    assert one.__submitit_checkpoint__(tmp_path, 1, summand=1).result() == 3
+    assert one.is_noted
+
+
 HANDED_OVER = {"held": "step_6", 7: "step_7", "step": "step_4"}
 """Where the signal comes -> the checkpoint with which the next start begins."""
 
