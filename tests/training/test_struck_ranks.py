@@ -132,7 +132,8 @@ def test_a_disk_that_fails_for_one_rank_fails_the_save_of_all(who, undisturbed, 
 
 def test_a_node_that_is_unhealthy_for_one_rank_is_refused_by_all(tmp_path):
     """Otherwise the other ranks would wait for it, or train without it."""
-    job = struck(tmp_path, ["start", 0, 1, "unhealthy"])
+    refuses = {"health": {"checks": {"disk": "refuse"}}}
+    job = struck(tmp_path, ["start", 0, 1, "unhealthy"], policy=refuses)
     assert run(job) == [69] * SIZE, job.output
     assert "Health check `disk` failed" in job.printed[1][0]
 
