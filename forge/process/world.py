@@ -14,7 +14,7 @@ from forge.errors import ConfigError
 _PORTS = range(10_000, 30_000)
 """Below Linux's ephemeral ports."""
 
-UNSET = "If nobody started ranks: `unset RANK WORLD_SIZE`."
+UNSET = "If no launcher has started ranks: `unset RANK WORLD_SIZE`."
 """The remedy for variables that an earlier command left in the environment."""
 
 

@@ -333,7 +333,7 @@ class Queued:
 
 
 _unknown_states: set[str] = set()
-"""Those that a message has named."""
+"""Unknown states that a message has named."""
 _JOB_LINE = re.compile(r"(\d+(?:_\S+?)?)\|([A-Z_]+)\|([^|]*)\|(.*)")
 
 

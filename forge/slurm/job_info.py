@@ -41,7 +41,7 @@ IMPOSED = {
 
 
 class Stage(Enum):
-    """What a state of Slurm means for a job."""
+    """The stage of a job, by its state in Slurm."""
 
     waiting = "waiting"
     running = "running"

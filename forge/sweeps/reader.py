@@ -182,7 +182,7 @@ def newest(checkpoints: Path) -> SavedCheckpoint | None:
 
 
 def refusal(history: list[jsonl.Event]) -> str:
-    """What sbatch said as it refused the job; empty if it did not, or has accepted it since."""
+    """The message with which sbatch refused the job; empty if sbatch has accepted it since."""
     last = history[-1] if history else {}
     return str(last["text"]) if last.get("kind") == "refused" else ""
 

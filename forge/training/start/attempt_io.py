@@ -102,10 +102,10 @@ class AttemptIO:
         """Whether another process records what happens to the job after a stop."""
 
     def check_not_lost(self) -> None:
-        """Refuse to begin anew if the job has saved checkpoints, and none of them exists.
+        """Refuse to start at step 0 if the job has saved checkpoints, and none of them exists.
 
         Raises:
-            CheckpointError: Names the last one, and the command that begins anew.
+            CheckpointError: Names the last one, and the command that trains again from step 0.
         """
         step = ledger_writer.last_save(self.job, self.ledger.run)
         if step is None or step_dirs(self.checkpoint_dir):
@@ -173,7 +173,7 @@ class AttemptIO:
         if is_complete:
             messages.say(
                 f"{self._training} already finished at step {step}: nothing to do, unless its loop"
-                f" is longer now. To train anew, start in another directory than {directory}"
+                f" is longer now. To train again from step 0, use another directory than {directory}"
             )
             return
         messages.say(f"{self._training} {begins}; checkpoints in {directory}")

@@ -28,7 +28,7 @@ def test_a_finished_script_that_is_started_again_says_one_line(tmp_path):
     again = completed(["script.py"], tmp_path)
     (line,) = again.stdout.splitlines()
     assert "Training already finished at step 8: nothing to do" in line
-    assert "To train anew, start in another directory than" in line
+    assert "To train again from step 0, use another directory than" in line
 
 
 STDIN = small_scripts.STRIKE + SCRIPT
@@ -61,7 +61,7 @@ def test_variables_of_ranks_that_nobody_started_have_a_cure(tmp_path):
     (tmp_path / "script.py").write_text(STDIN)
     done = completed(["script.py"], tmp_path, RANK="0", WORLD_SIZE="4", MASTER_ADDR="")
     assert done.returncode == 78
-    assert "If nobody started ranks: `unset RANK WORLD_SIZE`." in done.stdout
+    assert "If no launcher has started ranks: `unset RANK WORLD_SIZE`." in done.stdout
 
 
 FILLS = """
