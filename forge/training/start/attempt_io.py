@@ -173,7 +173,8 @@ class AttemptIO:
         if is_complete:
             messages.say(
                 f"{self._training} already finished at step {step}: nothing to do, unless its loop"
-                f" is longer now. To train again from step 0, use another directory than {directory}"
+                f" is longer now. To train again from step 0, use another directory than"
+                f" {directory}"
             )
             return
         messages.say(f"{self._training} {begins}; checkpoints in {directory}")
