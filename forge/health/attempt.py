@@ -128,7 +128,9 @@ class Health(Watcher):
     def limit_s(self) -> float:
         """Seconds that all checks of a rank can take, before the other ranks stop waiting."""
         every = asked_for(self._config, replace(self._context, is_first_of_node=True))
-        return sum(check.timeout_s for check, _ in every if check.scope is not Scope.ranks)
+        own = [check for check, _ in every if check.scope is not Scope.ranks]
+        waits_s = self._context.start_s if any(one.is_shared for one in own) else 0.0
+        return waits_s + sum(one.timeout_s for one in own)
 
     def _made(self, check: Check, action: CheckAction) -> Refusal | None:
         # A check of all ranks contains collectives: all ranks run it, or none.
@@ -222,6 +224,7 @@ def here(
     checkpoint_dir: Path,
     ranks: Coordinator | None = None,
     state_bytes: int = 0,
+    start_s: float = 0.0,
 ) -> Context:
     """The context for the checks of this rank.
 
@@ -231,6 +234,7 @@ def here(
         checkpoint_dir: The job's checkpoint directory.
         ranks: All ranks of the job; None: there is only this one.
         state_bytes: The least size of a checkpoint of this rank's objects.
+        start_s: Seconds that a start waits for a shared disk that does not answer.
     """
     ranks = ranks or Coordinator()
     try:
@@ -239,6 +243,7 @@ def here(
         rank = os.environ.get("LOCAL_RANK", "")
         own = world.RankInfo(local_rank=int(rank) if rank.isdecimal() else 0)
     return Context(
+        start_s=start_s,
         checkpoint_dir=checkpoint_dir,
         job=job,
         devices=devices() if config.enabled else (),

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
+from forge import messages
 from forge.config.schema import CheckAction
-from forge.errors import DiskFull, RankLost
+from forge.errors import DiskFull, Exit, ExitCode, RankLost
 from forge.group.group import Coordinator
 
 TIMEOUT_S = 60.0
@@ -73,6 +74,8 @@ class Context:
     """The policy's action if this check fails."""
     is_beside: bool = False
     """Whether training runs at the same time; otherwise it waits for the checks."""
+    start_s: float = 0.0
+    """Seconds that a start waits for a shared disk that does not answer, before the attempt ends."""
     stopped: threading.Event = field(default_factory=threading.Event)
     """Set when the answer is no longer needed."""
 
@@ -134,6 +137,7 @@ def make(check: Check, context: Context, unless: Callable[[], bool] = lambda: Fa
         unless: As soon as it returns true, the wait ends without a finding.
     Raises:
         DiskFull: If the disk is full, which is not a fault of the node.
+        Exit: With code 70, if what all nodes share does not answer within `context.start_s`.
     """
     answers: list[Answer | DiskFull] = []
 
@@ -152,14 +156,31 @@ def make(check: Check, context: Context, unless: Callable[[], bool] = lambda: Fa
     thread.start()
     # A check of all ranks has a timeout for each exchange, which all ranks notice together.
     is_of_all = check.scope is Scope.ranks
-    deadline = time.monotonic() + check.timeout_s * (_EXCHANGES if is_of_all else 1)
-    while thread.is_alive() and (left_s := deadline - time.monotonic()) > 0 and not unless():
-        thread.join(min(left_s, _LOOK_S))
+    limit_s = check.timeout_s * (_EXCHANGES if is_of_all else 1)
+    _wait(thread, limit_s, unless)
+    if not answers and check.is_shared and context.start_s > limit_s and not unless():
+        messages.warn(
+            f"The health check {check.name} has no answer within {limit_s:g} s: forge waits for the"
+            f" file system of {context.checkpoint_dir}, for {context.start_s:g} s at most"
+        )
+        _wait(thread, context.start_s - limit_s, unless)
+        if not answers and not unless():
+            text = (
+                f"the file system of {context.checkpoint_dir} has not answered within"
+                f" `resilience.hang.start_s={context.start_s:g}`"
+            )
+            raise Exit(int(ExitCode.FORCED), text)
     if not answers:
         return Answer(None if unless() else _late(check, context), left=thread)
     if isinstance(answers[0], DiskFull):
         raise answers[0]
     return answers[0]
+
+
+def _wait(thread: threading.Thread, seconds: float, unless: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + seconds
+    while thread.is_alive() and (left_s := deadline - time.monotonic()) > 0 and not unless():
+        thread.join(min(left_s, _LOOK_S))
 
 
 def _late(check: Check, context: Context) -> Finding:

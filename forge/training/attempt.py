@@ -178,7 +178,12 @@ class Attempt:
             raise
         self._exchange = exchange
         context = attempt.here(
-            self._policy.health, job, checkpoint_dir, self._group, self._live_bytes
+            self._policy.health,
+            job,
+            checkpoint_dir,
+            self._group,
+            self._live_bytes,
+            self._policy.hang.start_s,
         )
         note = self._directory.ledger.write
         self._health: attempt.Health = attempt.Health(

@@ -9,7 +9,7 @@ import pytest
 
 from forge.config.loading import load
 from forge.config.schema import CheckAction, HealthConfig
-from forge.errors import DiskFull
+from forge.errors import DiskFull, Exit
 from forge.health import attempt
 from forge.health.attempt import CHECKS, Health, asked_for
 from forge.health.check import Check, Context, Scope, make
@@ -47,6 +47,22 @@ def test_what_meets_other_ranks_or_computes_does_not_run_beside_training():
     passive = {check.name: check.is_passive for check in CHECKS}
     assert not passive["gpu"]
     assert not passive["ranks"]
+
+
+def test_a_start_waits_for_a_disk_and_ends_as_a_failure_after_hang_start_s(tmp_path, caplog):
+    """A failover takes minutes; a disk that never answers must not keep the nodes."""
+    answers = threading.Event()
+    disk = next(check for check in CHECKS if check.name == "disk")
+    disk = replace(disk, timeout_s=0.05, look=lambda context: answers.wait())
+    context = replace(Context(tmp_path, tmp_path), start_s=0.2)
+    with caplog.at_level("WARNING", "forge"), pytest.raises(Exit) as exit_:
+        make(disk, context)
+    assert exit_.value.code == 70
+    assert "has not answered within `resilience.hang.start_s=0.2`" in exit_.value.text
+    assert "forge waits for the file system" in caplog.text
+    caplog.clear()
+    caplog.handler.emit = lambda record: answers.set()
+    assert make(disk, replace(context, start_s=60.0)).finding is True
 
 
 def test_a_disk_that_does_not_answer_is_no_fault_of_the_node(tmp_path, monkeypatch):
