@@ -75,7 +75,7 @@ class Context:
     is_beside: bool = False
     """Whether training runs at the same time; otherwise it waits for the checks."""
     start_s: float = 0.0
-    """Seconds that a start waits for a shared disk that does not answer, before the attempt ends."""
+    """Seconds that a start waits for a shared disk that does not answer."""
     stopped: threading.Event = field(default_factory=threading.Event)
     """Set when the answer is no longer needed."""
 
