@@ -124,9 +124,7 @@ def _resume(checkpoint: Checkpoint) -> Iterator[str]:
             "resume",
             f"The job resumes from {newest.name}, its newest checkpoint, not from"
             f" {checkpoint.path.name}. To go back to {checkpoint.path.name}, move the newer ones"
-            f" away. To start a new job at step 0 with the model and optimizer of"
-            f" {checkpoint.path.name}, set resilience.checkpoint.init_from to its path, in a new"
-            " directory.",
+            " away.",
         )
         return
     for parent in list(checkpoint.path.parents)[:_PARENTS]:

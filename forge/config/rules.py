@@ -29,11 +29,6 @@ def cross_field_problems(
     ]
     if os.path.isabs(p.checkpoint.dir) and (problem := directory_problem(Path(p.checkpoint.dir))):
         found.append(f"`resilience.checkpoint.dir={p.checkpoint.dir}`: {problem}")
-    if p.checkpoint.init_from is not None and not p.enabled:
-        found.append(
-            f"`resilience.checkpoint.init_from={p.checkpoint.init_from}`: is not loaded with"
-            " `resilience.enabled=false`. Load the file in the script, or set this to null."
-        )
     can_save = p.checkpoint.every_steps or p.checkpoint.every_s
     if p.nan.action is NanAction.rollback and not can_save:
         found.append(

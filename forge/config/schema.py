@@ -525,19 +525,6 @@ class CheckpointConfig:
         " the files exist with their sizes; none: nothing. With `size` and `none`, corrupted bytes"
         " are loaded without an error.",
     )
-    init_from: str | None = key(
-        None,
-        is_filled=True,
-        is_path=True,
-        remedy="Name a file or a checkpoint, or set it to null.",
-        help="File or checkpoint with the initial weights of a new job: a `torch.save` or Lightning"
-        " file, or a checkpoint of forge. A relative path is relative to the directory in which the"
-        " command is started.",
-    )
-    init_trust_pickle: bool = key(
-        False,
-        help="Load the file `init_from` even if it is a pickle that can execute code.",
-    )
 
 
 @dataclass

@@ -29,7 +29,7 @@ from forge.compat import of_omegaconf
 from forge.errors import ConfigError, DirectoryInUse, ExitCode, ForgeError
 from forge.filesystem.files import make_directory
 from forge.hydra_app import frozen, hints
-from forge.hydra_app.job_policy import check_init, policy_of
+from forge.hydra_app.job_policy import policy_of
 from forge.jobdir import identity, job_dir, plan, spawned, verdict
 from forge.jobdir.job_files import REHEARSAL, forge_dir
 from forge.process import world
@@ -121,7 +121,6 @@ class JobConfig(Callback):
         if policy is None or not policy.enabled:
             return
         _claim(directory)
-        check_init(policy.checkpoint, directory, Path(config.hydra.runtime.cwd))
         written = self._written
         if written is None:
             written = plan.read_earlier(directory).written or identity.as_written(config)

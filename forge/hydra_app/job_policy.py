@@ -1,14 +1,11 @@
-"""The policy of a job, from its composed config, and what of it can be checked before the start."""
+"""The policy of a job, from its composed config."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
 from forge.config import loading
-from forge.config.schema import CheckpointConfig, Policy
-from forge.errors import ConfigError
+from forge.config.schema import Policy
 
 _LIMIT, _OWN_LIMIT = "hydra.launcher.timeout_min", "resilience.slurm.timeout_min"
 
@@ -34,24 +31,3 @@ def _limit(cfg: DictConfig) -> tuple[float | None, str]:
     is_limit = isinstance(limit_min, int | float)  # the schema reports any other value
     limit_s = 60.0 * limit_min if is_limit else None
     return limit_s, f"{key}={limit_min}"
-
-
-def check_init(checkpoint: CheckpointConfig, job: Path, started_in: Path) -> None:
-    """Check that the job in this directory can start from `checkpoint.init_from`.
-
-    A job that has checkpoints resumes from them, even if that file no longer exists.
-
-    Raises:
-        ConfigError: If the file does not exist.
-    """
-    if checkpoint.init_from is None:
-        return
-    source, own = started_in / checkpoint.init_from, job / checkpoint.dir
-    if source.exists() or any(own.glob("step_*")) or any(own.glob("*/step_*")):  # of a named Run
-        return
-    problem = (
-        f"`resilience.checkpoint.init_from={checkpoint.init_from}`: {source} does not exist. A"
-        f" relative path is relative to the directory in which the command is started. Correct the"
-        " path, or set it to null."
-    )
-    raise ConfigError([problem])

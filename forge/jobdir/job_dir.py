@@ -77,14 +77,6 @@ def current(checkpoint_dir: str, name: str | None = None) -> tuple[Path, Path]:
     return job, job / checkpoint_dir / (name or "")
 
 
-def started_in() -> Path:
-    """The directory in which the command was started; its relative paths refer to it."""
-    hydra, job_of_parent = hydra_config(), spawned.inherited()
-    if hydra is None and job_of_parent is not None:
-        return job_of_parent.started_in
-    return Path(hydra.runtime.cwd) if hydra is not None else Path.cwd()
-
-
 # -- the command that resumes ------------------------------------------------------------------
 
 

@@ -18,7 +18,7 @@ from forge.compat import of_omegaconf
 from forge.errors import ConfigError, FrozenConfigError
 from forge.filesystem.foreign import is_ours
 from forge.hydra_app import frozen, hints
-from forge.hydra_app.job_policy import check_init, policy_of
+from forge.hydra_app.job_policy import policy_of
 from forge.jobdir import code as job_code
 from forge.jobdir import flat_config, job_state
 from forge.jobdir.job_files import STATE, forge_dir, is_busy
@@ -92,7 +92,6 @@ def compose(
             if request.function is exec.run:
                 job.command = exec.command_of(cfg)
             job.policy = policy_of(cfg, is_command=job.command is not None)
-            _check_source(job)
         except ConfigError as error:
             problems += [f"job {number} ({label}): {problem}" for problem in error.problems]
             continue
@@ -116,13 +115,6 @@ def _is_done(sweep: SweepDir, place: JobPlace, overrides: list[str], program: st
     before = read_earlier(directory)
     is_same = before.program == program and sorted(before.overrides or ()) == sorted(overrides)
     return is_same and before.written is not None  # otherwise it had no active policy
-
-
-def _check_source(job: ComposedJob) -> None:
-    """Raise ConfigError if the checkpoint that the policy starts from cannot be used."""
-    if job.policy is not None and job.is_active:
-        where = Path(job.config.hydra.runtime.cwd)
-        check_init(job.policy.checkpoint, job.directory, where)
 
 
 def _shared_checkpoints(

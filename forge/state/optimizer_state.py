@@ -27,13 +27,9 @@ class TensorCopies:
         known: By the `id` of saved tensors: live tensors that already have their values.
     """
 
-    def __init__(
-        self,
-        owned: Collection[int] = frozenset(),
-        known: Mapping[int, torch.Tensor] | None = None,
-    ) -> None:
+    def __init__(self, owned: Collection[int], known: Mapping[int, torch.Tensor]) -> None:
         self._owned = owned
-        self._made = {(id_, live.device): live for id_, live in (known or {}).items()}
+        self._made = {(id_, live.device): live for id_, live in known.items()}
 
     def of(self, value: torch.Tensor, device: torch.device) -> torch.Tensor:
         """`value` on `device`, with its own dtype."""

@@ -64,9 +64,9 @@ def shardings(registry: StateRegistry, saved: dict[str, Any]) -> Iterator[tuple[
     named = dict(registry.named_parameters())
     if not any(map(shards.is_sharded, named.values())):
         return
-    strays = stray_targets(registry.objects, saved.get("unregistered", {}))
+    strays = stray_targets(registry.objects, saved["unregistered"])
     yield from ((leaf, Like(live)) for leaf, live in strays if shards.is_sharded(live))
-    for name, leaf in saved.get("grads", {}).items():
+    for name, leaf in saved["grads"].items():
         if shards.is_sharded(named.get(name)):
             yield leaf, Like(named[name])
     for name, one in registry.objects.items():
@@ -181,9 +181,8 @@ def _differences(registry: StateRegistry, saved: dict[str, Any]) -> Iterator[str
             yield f"{name}: is in the checkpoint, but was not given to forge.Run"
         else:
             yield from _object_differences(registry, name, registry.objects[name], saved)
-    if "unregistered" in saved and registry.objects.keys() == saved["states"].keys():
+    if registry.objects.keys() == saved["states"].keys():
         yield from stray_differences(registry.objects, saved["unregistered"])
-    if "tied" in saved and registry.objects.keys() == saved["states"].keys():
         yield from _tied_differences(registry.as_built(), saved)
 
 
@@ -202,7 +201,7 @@ def _object_differences(
             f" {adapters.class_name(one)}"
         )
     elif isinstance(one, torch.optim.Optimizer):
-        order = saved.get("order", {}).get(name, [])  # absent for `init_from`
+        order = saved["order"].get(name, [])
         is_in_order = True
         for place, was, found in structure.order_differences(
             structure.orders(registry.objects)[name], order
@@ -276,21 +275,15 @@ def _module_targets(
 # -- parameters of no module, and tied ones -----------------------------------------------------
 
 
-def stray_differences(
-    objects: Mapping[str, Any], saved: unregistered.Values, *, is_whole: bool = True
-) -> Iterator[str]:
-    """A sentence for each stray parameter that does not fit.
-
-    Args:
-        is_whole: Whether all parameters without a registered module must be among them.
-    """
+def stray_differences(objects: Mapping[str, Any], saved: unregistered.Values) -> Iterator[str]:
+    """A sentence for each stray parameter that does not fit."""
     of_modules = unregistered.in_modules(objects)
     for name, optimizer in unregistered.optimizers(objects):
         values = saved.get(name, {})
         live = {
             path: parameter.detach()
             for path, parameter in unregistered.with_paths(optimizer)
-            if path in values or (is_whole and id(parameter) not in of_modules)
+            if path in values or id(parameter) not in of_modules
         }
         yield from _leaf_differences(name, live, values)
 

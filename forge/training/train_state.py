@@ -118,8 +118,6 @@ class TrainState(Watcher):
     def resume(self) -> Checkpoint | None:
         """Load the newest checkpoint that verifies, if there is one; logs why others were skipped.
 
-        If there is none, the objects are loaded from `checkpoint.init_from`.
-
         Raises:
             CheckpointError: If no checkpoint is usable.
             StateMismatch: If the checkpoint does not fit the objects.
@@ -131,10 +129,6 @@ class TrainState(Watcher):
             self._resize(found, is_new=True)
             self._note_torch(found)
             self.load(found)
-        elif self._config.init_from is not None:
-            from forge.training.start import init_from  # most jobs start from nothing
-
-            self._ledger.write("import", **init_from.load(self._config, self.live))
         return found
 
     def reload(self) -> None:

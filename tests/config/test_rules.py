@@ -73,8 +73,6 @@ SINGLE = [
         "is empty. Set it to the name of a value that you pass to run.log, or to null",
     ),
     ("checkpoint.best.metric", True, "expected a string, found a boolean"),
-    ("checkpoint.init_from", " ", "is empty. Name a file or a checkpoint"),
-    ("checkpoint.init_from", "~/weights.pt", "Write the path in full"),
     ("health.every_s", 0, INTERVAL),
     ("health.exclude_h", 0, "above 0 and finite"),
     ("health.commands.nhc.run", [], "is empty; expected a command such as `[nhc, -a]`"),
@@ -523,10 +521,3 @@ def test_a_key_like_several_has_no_guess_but_the_keys_of_its_group():
     assert instead.startswith("`resilience.requeue` has the keys enabled, ")
     assert "max_preemptions, max_timeouts" in instead
     assert suggestion("qqq.rrr", known_keys()) == ""
-
-
-def test_a_source_of_weights_that_nothing_would_load_is_refused():
-    """Otherwise the job would silently train from scratch although its config names weights."""
-    policy = {"enabled": False, "checkpoint": {"init_from": "weights.pt"}}
-    (problem,) = problems(policy)
-    assert "is not loaded with `resilience.enabled=false`" in problem

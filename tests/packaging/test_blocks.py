@@ -291,6 +291,18 @@ def run_several(names):
     assert {path.name for path in Path("checkpoints").iterdir()} >= {f"fold{n}" for n in built}
 
 
+def begin_with_other_weights(names):
+    pretrained = torch.nn.Linear(2, 1)
+    torch.save(pretrained.state_dict(), "pretrained.pt")
+    names["cfg"].resilience = {"checkpoint": {"dir": "outputs/2026-11-24/18-44-34"}}
+    names["torch"] = torch
+    run_it("how-to/init-from.md", 0, names)
+    assert torch.equal(names["model"].weight, pretrained.weight)
+    names["model"] = torch.nn.Linear(2, 1)
+    run_it("how-to/init-from.md", 1, names)
+    assert torch.equal(names["model"].weight, pretrained.weight)
+
+
 def ask_for_a_version(names):
     given = run_it("decisions/0025-version-base.md", 0, names)["VERSION_BASE"]
     assert hydra.main(config_path=None, **given)(lambda cfg: None)
@@ -315,6 +327,8 @@ FRAGMENTS = {
     ("how-to/convert-a-loop.md", 1): run_with_an_evaluation,
     ("how-to/train-in-epochs.md", 0): run_in_epochs,
     ("how-to/several-trainings.md", 0): run_several,
+    ("how-to/init-from.md", 0): begin_with_other_weights,
+    ("how-to/init-from.md", 1): begin_with_other_weights,
     ("decisions/0025-version-base.md", 0): ask_for_a_version,
 }
 

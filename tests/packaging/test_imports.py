@@ -203,7 +203,7 @@ def test_a_run_of_one_process_loads_what_it_needs(tmp_path):
     assert "forge.training.boundary" in loaded
     others = ("forge.slurm.", "forge.job.", "forge.group.ranks", "forge.rehearse.")
     assert [name for name in loaded if name.startswith(others)] == []
-    training = "start.init_from", "start.agreement", "rollback"
+    training = "start.agreement", "rollback"
     loops = "fault_injection", "epochs", "pushed", "plain"
     health = "peers", "nvml", "gpu_driver", "product", "command"
     for name in (

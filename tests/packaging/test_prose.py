@@ -8,7 +8,6 @@ from repository import modules, tree
 
 FOREIGN = {
     ("forge.slurm.client", "steps"): "squeue's words are all that tells a job that is gone",
-    ("forge.training.start.init_from", "_read_file"): "torch's refusal, of which a part is quoted",
 }
 """Where text that others worded is looked at, and why nothing else tells."""
 PROSE = {"text", "because", "args"}

@@ -160,13 +160,6 @@ def test_a_save_after_a_break_is_the_state_that_the_loop_has_left(tmp_path, trai
     assert attempt(is_killed=False) == 8
 
 
-def test_a_new_job_begins_with_what_the_finished_one_has_left(train, tmp_path):
-    """`init_from` names its directory."""
-    expected = train(4)
-    source = str(tmp_path / "job")
-    assert_same_bits(train(0, "new", fold=False, init_from=source), expected)
-
-
 @pytest.mark.parametrize("how", few(1, ["SIGKILL", "SIGTERM"]))
 def test_what_follows_the_last_loop_is_done_once_on_all_ranks(how, tmp_path):
     """One rank is signalled: all leave after the save of all, or resume from the loop's end."""

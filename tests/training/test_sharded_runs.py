@@ -98,16 +98,3 @@ def test_another_number_of_ranks_resumes_it(size, undisturbed, tmp_path):
     for weights in job.weights:
         assert_same_bits(weights, undisturbed.weights[0])
     assert f"step_{STEPS} was saved by 2 ranks and is resumed by {size}" in job.output
-
-
-@pytest.mark.parametrize("is_file", [True, False], ids=["file", "checkpoint"])
-def test_a_sharded_job_starts_from_whole_weights(is_file, undisturbed, tmp_path):
-    """A file that anybody has made, or another job's checkpoint: each rank takes its part."""
-    weights = undisturbed.weights[0]
-    source = tmp_path / "weights.pt" if is_file else undisturbed.directory
-    if is_file:
-        torch.save({n: one for n, one in weights.items() if n != "steps"}, source)
-    job = RankedJob(tmp_path / "job", 2, n=0, wrap="fsdp2", checkpoint={"init_from": str(source)})
-    job.run_to_end()
-    for found in job.weights:
-        assert_same_bits(found, weights | {"steps": torch.tensor(0)})

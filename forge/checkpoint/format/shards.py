@@ -173,12 +173,6 @@ def _shard_at(
     return Shard(whole, Box(offset, shape)) if offset is not None else None
 
 
-def sharded_like(whole: torch.Tensor, like: Any) -> torch.Tensor:
-    """Shard a plain tensor that every rank has, like the DTensor `like`."""
-    own = whole[shard_of(like).box.slices()].to(like.device, copy=True)
-    return wrapped(own.contiguous(), like)
-
-
 def wrapped(own: torch.Tensor, like: Any) -> torch.Tensor:
     """A DTensor from this rank's local tensor, sharded like `like`."""
     from torch.distributed.tensor import DTensor

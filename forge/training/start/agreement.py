@@ -64,9 +64,6 @@ def _of_this_rank(policy: Policy, name: str | None, config: dict[str, Any] | Non
     values, _ = flat_config.given(policy)
     values["resume"] = "changed" if preflight.is_change_wanted(policy) else "same"
     values["checkpoint.dir"] = _within(job, checkpoint_dir)
-    if policy.checkpoint.init_from is not None:
-        source = job_dir.started_in() / policy.checkpoint.init_from
-        values["checkpoint.init_from"] = _within(job, source)
     values |= {"(forge)": __version__, "(torch)": torch.__version__, "(script)": _script()}
     return {"values": values, "job": identity.current(job, name or "", config).__dict__}
 

@@ -118,8 +118,7 @@ class CheckpointOwner:
                 f"{self._path} {problem}, and the newest checkpoint there was saved by another job,"
                 " or by this job with another config: forge cannot tell which. Restore a copy of"
                 " the file, or start the job with the config of that checkpoint. To start a new"
-                " job with these weights, set another `resilience.checkpoint.dir`, and"
-                f" `resilience.checkpoint.init_from={steps[0]}`."
+                " job, set another `resilience.checkpoint.dir`."
             )
         messages.warn(
             f"{self._path} {problem}. forge writes it again, since the newest checkpoint was saved"
