@@ -21,7 +21,7 @@ _NEIGHBOURS = 5
 OF_THE_SWEEP = {
     name: f"Set `hydra.launcher.{name}`."
     for name in (
-        *("submitit_folder", "array_parallelism", "wait", "dry_run", "max_alike", "stagger_s"),
+        *("submitit_folder", "array_parallelism", "wait", "dry_run"),
         *("snapshot", "progress", "n_jobs"),
     )
 } | {

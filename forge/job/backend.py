@@ -105,10 +105,6 @@ class TaskBackend(Backend, ABC):
     def take_over(self) -> Ending | None:
         """Continue with the budgets of an earlier start; the end of its attempt, if any."""
 
-    def start_delay_s(self) -> float:
-        """Seconds to wait before the first attempt of this start; other jobs start meanwhile."""
-        return 0.0
-
     def prepare(self) -> None:
         """Called before each attempt; can end this process, if the job starts elsewhere."""
 

@@ -119,9 +119,6 @@ class Wrapper:
     def _run(self) -> int:
         self._end_strays()
         ending = self._backend.take_over()
-        if ending is None and (delay_s := self._backend.start_delay_s()) > 0:
-            self._job.say(f"waits {delay_s:.0f} s, since other jobs of the sweep start now")
-            self._pause(delay_s)
         while True:
             self._look()
             stop = self._backend.stopped_by

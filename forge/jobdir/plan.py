@@ -33,8 +33,6 @@ class SlurmPlan:
     """Hours for which to exclude a node that has failed a health check."""
     name: str = ""
     """The job's name in the queue; empty: that of the batch script."""
-    stagger_s: float = 0.0
-    """Seconds between the starts of two jobs of the sweep."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,8 +32,6 @@ _SUBMIT_S = 300.0
 """sbatch itself gives up after 120 s if the queue is full, later if the controller is silent."""
 _NAME_S = 2.0
 _FIRST_PAUSE_S = 0.2
-HELD = "JobHeldUser"
-"""Slurm's reason of a pending job that its user has to release."""
 
 
 def own_job(environment: Mapping[str, str]) -> str:
@@ -285,21 +283,6 @@ def cancel(job: str) -> None:
     _ask("scancel", job)
 
 
-def hold(jobs: Sequence[str]) -> None:
-    """Keep pending jobs from starting, until they are released.
-
-    Raises:
-        SlurmRefused: If Slurm does not answer, or one of the jobs is no longer pending; the others
-            are held.
-    """
-    _ask("scontrol", "uhold", ",".join(jobs))  # `hold` by root would be an administrator's
-
-
-def release(jobs: Sequence[str]) -> None:
-    """Undo `hold`. Raises SlurmRefused."""
-    _ask("scontrol", "release", ",".join(jobs))
-
-
 def rename(job: str, name: str) -> None:
     """Name a job in the queue, if the controller answers at once: it is only for people."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
@@ -325,11 +308,6 @@ class Queued:
     def waits_for(self) -> str:
         """Slurm's reason; the state, if only that says that the job is held."""
         return self.state if is_held(self.state) and not is_held(self.reason) else self.reason
-
-    @property
-    def is_held(self) -> bool:
-        """Whether the job is pending, and its user has to release it."""
-        return self.is_alive and self.reason == HELD
 
 
 _unknown_states: set[str] = set()

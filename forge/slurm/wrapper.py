@@ -31,7 +31,7 @@ from forge.jobdir import plan as plan_file
 from forge.jobdir.job_state import JobState, State
 from forge.jobdir.node_fault import NodeFault
 from forge.jobdir.plan import JobPlan
-from forge.slurm import client, requeueing, stagger, submitted
+from forge.slurm import client, requeueing, submitted
 from forge.slurm.allocation import Allocation
 from forge.slurm.exclusions import Exclusions
 from forge.slurm.job_info import FINAL, IMPOSED, Why
@@ -139,11 +139,6 @@ class WrappedJob(TaskBackend):
             self.job.record("requeued by Slurm", times=unseen)
 
     # -- an attempt ----------------------------------------------------------------------------
-
-    def start_delay_s(self) -> float:
-        """The jobs of an array start together, unless each waits for its turn."""
-        seconds = self._slurm.stagger_s
-        return stagger.delay_s(self._script.with_name(stagger.FILE), seconds) if seconds else 0.0
 
     def prepare(self) -> None:
         """Leave nodes that another job of the sweep has found sick."""

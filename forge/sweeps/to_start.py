@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from forge.jobdir.job_state import State
-from forge.slurm import client
 from forge.sweeps.job import SweepJob
 from forge.sweeps.sweep import Sweep
 
@@ -39,7 +38,7 @@ def jobs_to_start(
             because = "finished"
         elif job.state.is_active:
             because = f"is {job.state.value}"
-        elif job.state is State.queued and job.slurm_id and job.waits_for != client.HELD:
+        elif job.state is State.queued and job.slurm_id:
             because = f"waits in Slurm's queue as {job.slurm_id}"
         elif only_failed and job.state not in _FAILED:
             because = f"is {job.state.value}, and not failed"

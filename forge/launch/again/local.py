@@ -15,7 +15,6 @@ from forge.jobdir.job_files import STATE, forge_dir, job_ledger
 from forge.jobdir.job_state import State
 from forge.launch import snapshot
 from forge.launch.again import choose
-from forge.launch.alike import Alike
 from forge.launch.local import resources
 from forge.launch.local.queue import Queue, QueuedJob
 from forge.launch.progress import display
@@ -55,14 +54,7 @@ def run(
             jsonl.append(job_ledger(job.directory), "resumed", changes=changes)
         queued = [QueuedJob(job.number, job.label, job.directory) for job in jobs]
         title = display.title(path, (job.overrides for job in jobs))
-        failures = Alike(path, options.max_alike)
-        queue = Queue(
-            queued,
-            slots,
-            display.Display(mode=options.progress, title=title),
-            failures,
-            stagger_s=options.stagger_s,
-        )
+        queue = Queue(queued, slots, display.Display(mode=options.progress, title=title))
         stopped_by = queue.run()
     if how := how_to_resume(queued, f"forge resume {shlex.quote(str(path))}"):
         messages.say(how)

@@ -106,21 +106,10 @@ def _not_in_queue(jobs: Sequence[SweepJob], submitted: Submitted) -> Iterator[Sw
         script = submitted.scripts.get(job.number, "")
         again = client.resubmitted(slurm_id, script, queue) or slurm_id
         known = queue.get(again)
-        if known is not None and known.script == script and known.is_held:
-            _release(job, again)
-        elif known is not None and known.is_alive and known.script == script:
+        if known is not None and known.is_alive and known.script == script:
             messages.say(f"job {job.number} is in the queue as {again}: nothing to do")
         else:
             yield job
-
-
-def _release(job: SweepJob, slurm_id: str) -> None:
-    """Let Slurm start a job that was held back, since others had failed alike."""
-    try:
-        client.release([slurm_id])
-    except SlurmRefused as error:
-        raise ConfigError([f"job {job.number} cannot be released: {error}"], "The sweep") from error
-    messages.say(f"job {job.number}: {slurm_id} was held, and is released")
 
 
 def _plan(

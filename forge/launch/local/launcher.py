@@ -22,7 +22,6 @@ from forge.jobdir import code as job_code
 from forge.jobdir.job_files import STATE, TASK, forge_dir, write_atomically
 from forge.jobdir.plan import RequeueLimits
 from forge.launch import opening, payload, planning, snapshot
-from forge.launch.alike import Alike
 from forge.launch.compose import compose, is_stale, start_over, use_new_config
 from forge.launch.hydra_launcher import Request
 from forge.launch.local import resources
@@ -67,9 +66,8 @@ def launch(request: Request) -> list[JobReturn]:
             log.info(f"To resume this sweep after a stop:\n  {command}")
             stops_at = math.inf if batch is None else batch.stops_at
             title = display.title(directory, (job.place.overrides for job in jobs))
-            failures = Alike(directory, options.max_alike)
             shown = display.Display(mode=options.progress, title=title)
-            queue = Queue(queued, slots, shown, failures, stops_at, options.stagger_s)
+            queue = Queue(queued, slots, shown, stops_at)
             stopped_by = queue.run()
         finally:
             sweep.close()

@@ -18,8 +18,6 @@ from forge.job.ending import signal_name
 from forge.jobdir import plan
 from forge.jobdir.job_files import OUTPUT, PLAN, TOKEN, forge_dir
 from forge.jobdir.job_state import JobState, State
-from forge.launch import alike
-from forge.launch.alike import Alike
 from forge.launch.local.resources import Slots
 from forge.launch.opening import handled
 from forge.launch.planning import ROOT
@@ -59,24 +57,15 @@ class Queue:
         jobs: list[QueuedJob],
         slots: Slots,
         display: Display,
-        failures: Alike | None = None,
         stops_at: float = math.inf,
-        stagger_s: float = 0.0,
     ) -> None:
-        """`stops_at`: Unix time at which all jobs have to save and exit.
-
-        `stagger_s`: seconds between the starts of two jobs.
-        """
+        """`stops_at`: Unix time at which all jobs have to save and exit."""
         self._jobs = jobs
-        self._alike = failures or Alike()
         self._views = Views(jobs)
         self._slots = slots
         self._free = list(range(slots.count))[::-1]
         self._display = display
         self._stops_at = stops_at
-        self._stagger_s = stagger_s
-        self._starts_next = 0.0
-        """Monotonic time from which the next job can start."""
         self._received: list[int] = []
         self._handled = 0
         for job in jobs:
@@ -110,8 +99,7 @@ class Queue:
             if len(self._received) > self._handled:
                 self._handled = len(self._received)
                 self._stop(self._received[-1], self._handled)
-            while self._free and self._is_time() and (job := self._next()) is not None:
-                self._starts_next = time.monotonic() + self._stagger_s
+            while self._free and (job := self._next()) is not None:
                 self.start(job)
             running = [job for job in self._jobs if job.process is not None]
             has_ended = False
@@ -121,23 +109,16 @@ class Queue:
                     self._ended(job)
                     has_ended = True
             self._display.update(self._views.now())
-            if has_ended and (notice := self._alike.check(self._jobs)):
-                self._display.say(notice, "yellow")
             is_left = self._next() is not None
-            if has_ended and is_left and self._is_time():
+            if has_ended and is_left:
                 continue  # start the next job in the free slot now
             if not is_left and not any(job.process is not None for job in self._jobs):
-                if self._alike.is_holding:
-                    alike.held(self._jobs)
                 return
             time.sleep(_LOOK_S)
 
-    def _is_time(self) -> bool:
-        return time.monotonic() >= self._starts_next
-
     def _next(self) -> QueuedJob | None:
         """The next job to start; None if no further job starts."""
-        if self._received or self._alike.is_holding:
+        if self._received:
             return None
         return next((job for job in self._jobs if job.state is State.queued), None)
 

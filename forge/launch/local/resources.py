@@ -23,8 +23,6 @@ class LocalOptions:
     cpus_per_job: int = 1
     gpus_per_job: int | None = None
     timeout_min: float | None = None
-    max_alike: int | None = None
-    stagger_s: float = 0.0
     snapshot: bool = False
     progress: str = "auto"
 
@@ -98,8 +96,6 @@ def options(given: dict[str, Any]) -> LocalOptions:
         "tasks_per_job": 1,
         "cpus_per_job": 1,
         "gpus_per_job": 0,
-        "max_alike": 2,
-        "stagger_s": 0,
     }
     found, problems = option_check.read(LocalOptions, given, least)
     if problems:

@@ -26,7 +26,6 @@ from forge.jobdir.job_files import job_ledger
 from forge.jobdir.job_state import JobState, State
 from forge.jobdir.plan import JobPlan, SlurmPlan
 from forge.launch import opening, payload, planning, snapshot
-from forge.launch.alike import Alike
 from forge.launch.compose import compose, is_stale, start_over, use_new_config
 from forge.launch.hydra_launcher import Request
 from forge.launch.planning import ROOT, ComposedJob
@@ -119,8 +118,7 @@ def launch(request: Request) -> list[JobReturn]:
                 one.script = submitted.scripts.get(one.number, "")
             resubmit = functools.partial(_resubmit, jobs, options, shared, submitted, cluster)
             title = display.title(directory, (job.place.overrides for job in composed))
-            failures = Alike(directory, options.max_alike)
-            watcher = QueueWatcher(observed, options.progress, resubmit, title, failures)
+            watcher = QueueWatcher(observed, options.progress, resubmit, title)
             stopped_by = watcher.run()
         finally:
             sweep.close()
@@ -129,8 +127,7 @@ def launch(request: Request) -> list[JobReturn]:
         _say_how(observed, command)
         raise Exit(128 + stopped_by, "the launcher was asked to stop waiting")
     results = [result_of(job.composed, one) for job, one in zip(jobs, observed, strict=True)]
-    ended = [one for one in observed if one.state.is_final]  # others are held in the queue
-    if how := how_to_resume(ended, command):
+    if how := how_to_resume(observed, command):
         messages.say(how)
     return results
 
@@ -294,7 +291,6 @@ def step_plan(options: SlurmOptions, directory: Path, cluster: Cluster, name: st
         srun_args=srun_args,
         kill_wait_s=cluster.kill_wait_s,
         name=name,
-        stagger_s=options.stagger_s,
     )
 
 

@@ -31,7 +31,7 @@ from forge.slurm.submitted import Submitted
 _OURS = (
     *("_target_", "submitit_folder", "timeout_min", "signal_delay_s", "max_num_timeout"),
     *("additional_parameters", "srun_args", "python", "use_srun", "teardown"),
-    *("wait", "dry_run", "max_alike", "stagger_s", "snapshot", "progress"),
+    *("wait", "dry_run", "snapshot", "progress"),
 )
 """Options that are passed to submitit in another way, or not at all."""
 _LONGEST_NAME = 100

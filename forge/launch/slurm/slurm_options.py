@@ -39,8 +39,6 @@ _LEAST = {
     "cpus_per_gpu": 1,
     "signal_delay_s": 1,
     "max_num_timeout": 0,
-    "max_alike": 2,
-    "stagger_s": 0,
 }
 """The minimum of options, unless they are null."""
 
@@ -68,8 +66,6 @@ class SlurmOptions(SlurmQueueConf):  # type: ignore[misc]
     dependency: str | None = None
     wait: bool = True
     dry_run: bool = False
-    max_alike: int | None = None
-    stagger_s: float = 0.0
     snapshot: bool = False
     progress: str = "auto"
 

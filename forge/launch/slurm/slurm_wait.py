@@ -20,8 +20,6 @@ from forge import messages
 from forge.errors import ForgeError, Reason, SlurmRefused
 from forge.jobdir import cancel_request
 from forge.jobdir.job_state import JobState, State
-from forge.launch import alike
-from forge.launch.alike import Alike
 from forge.launch.opening import handled
 from forge.launch.progress.display import Display
 from forge.launch.progress.observed import ObservedJob, Views
@@ -136,7 +134,6 @@ class QueueWatcher:
         progress: Any,
         submit: Callable[[list[SubmittedJob]], None] | None = None,
         title: str = "",
-        failures: Alike | None = None,
     ) -> None:
         """`submit`: resubmits jobs and sets their new ids; raises ForgeError, OSError.
 
@@ -145,7 +142,6 @@ class QueueWatcher:
         self._jobs = jobs
         self._views = Views(jobs)
         self._title = title
-        self._alike = failures or Alike()
         self._submit = submit
         self._problem = ""
         self._progress = progress
@@ -168,8 +164,6 @@ class QueueWatcher:
                     pause_s = _LOOK_S + _LOOK_PER_JOB_S * len(self._jobs)
                     select.select([bell], [], [], pause_s)
                 self._show()
-                if self._alike.is_holding:
-                    alike.held(self._jobs)
         finally:
             os.close(bell)
             os.close(self._bell)
@@ -218,31 +212,13 @@ class QueueWatcher:
                 else:
                     left.append(job)
             self._resubmit(left)
-            self._hold_back(waiting)
-            if not self._alike.is_holding:
-                self._tell_pending(waiting)
+            self._tell_pending(waiting)
         is_asking = self._question is not None and self._question.is_alive()
         if waiting and not is_asking and now - self._asked >= _ASK_S:
             self._asked = now
             self._question = threading.Thread(target=self._ask, name="forge-squeue", daemon=True)
             self._question.start()
-        if notice := self._alike.check(self._jobs):
-            self._show()
-            self._display.say(notice, "yellow")
-            self._hold_back(waiting)
-        is_holding = self._alike.is_holding
-        return any(not is_holding or job.waits_for != client.HELD for job in waiting)
-
-    def _hold_back(self, waiting: list[SubmittedJob]) -> None:
-        """Keep Slurm from starting the others, if jobs have failed alike."""
-        left = [job for job in waiting if job.state is State.queued and not job.restarts]
-        left = [job for job in left if job.waits_for != client.HELD]
-        if not self._alike.is_holding or not left:
-            return
-        try:
-            client.hold([job.slurm_id for job in left])
-        except SlurmRefused as error:  # a job has just started; tried again after the next answer
-            self._warn_once(str(error))
+        return bool(waiting)
 
     def _warn_once(self, problem: str) -> None:
         if problem != self._problem:
