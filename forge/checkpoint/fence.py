@@ -231,7 +231,7 @@ class Locks:
                 f"{self._directory}: the file system does not support file locks"
                 f" ({error.strerror}). If two jobs start in this directory at the same time, forge"
                 " notices only at the next save; and retention can remove a checkpoint while"
-                " another process reads it: pin a checkpoint (`forge pin`) before reading it."
+                " another process reads it."
             )
 
     def release(self) -> None:

@@ -16,21 +16,20 @@ from pathlib import Path
 
 from forge import messages
 from forge.checkpoint.format import manifest
-from forge.checkpoint.retention import is_pinned, pin_file, removing_lock
-from forge.errors import DamagedCheckpoint, NewerFormat
+from forge.checkpoint.retention import removing_lock
 from forge.filesystem import durable
 
 CLOSE_WAIT_S = 5.0
 """Seconds that a Run waits for the deletion in progress when it ends."""
 
-_ASIDE = re.compile(r"(replaced|removed)_(.+)-\d+")
-"""Hidden names that can be renamed back after a crash; `discarded_…` is never restored."""
+_REPLACED = re.compile(r"replaced_(.+)-\d+")
+"""Hidden names that can be renamed back after a crash; other hidden names are never restored."""
 
 
 def replaced_in(work: Path) -> dict[str, Path]:
     """The checkpoints that a save in this work directory was replacing, by their visible name."""
-    names = {path: _ASIDE.fullmatch(path.name) for path in work.iterdir()}
-    return {name[2]: path for path, name in names.items() if name and name[1] == "replaced"}
+    names = {path: _REPLACED.fullmatch(path.name) for path in work.iterdir()}
+    return {name[1]: path for path, name in names.items() if name}
 
 
 class Remover:
@@ -52,7 +51,7 @@ class Remover:
         return work / f"{kind}_{path.name}-{self._number:06d}"
 
     def take(self, path: Path, work: Path) -> bool:
-        """Remove a checkpoint that the policy does not keep, unless it is being read or pinned.
+        """Remove a checkpoint that the policy does not keep, unless it is being read.
 
         A failure is logged, and the next save tries again.
         """
@@ -60,15 +59,10 @@ class Remover:
         is_taken = False
         try:
             with removing_lock(path) as is_free:
-                if not is_free or is_pinned(path):
+                if not is_free:
                     return False
                 os.rename(path, aside)
-                try:
-                    # `pin` writes, then checks: it finds no checkpoint, or we find its pin.
-                    is_taken = not is_pinned(path)
-                finally:
-                    if not is_taken:
-                        os.rename(aside, path)
+                is_taken = True
         except OSError as error:
             self._log(path, error)
         if is_taken:  # even if releasing the lock failed
@@ -76,26 +70,14 @@ class Remover:
         return is_taken
 
     def discard(self, path: Path, work: Path) -> None:
-        """Remove a checkpoint from which no job can resume; a pinned one is renamed instead.
+        """Remove a checkpoint from which no job can resume.
 
         Raises:
             OSError: If it could not be removed.
         """
-        if not is_pinned(path):
-            aside = self.aside(path, work, "discarded")
-            os.rename(path, aside)
-            self.delete(aside)
-            return
-        kept = path.with_name(f"rolled_back_{path.name}")
-        while os.path.lexists(kept):
-            self._number += 1
-            kept = path.with_name(f"rolled_back_{path.name}-{self._number}")
-        os.rename(path, kept)
-        pin_file(path).unlink(missing_ok=True)
-        messages.warn(
-            f"{path.name} is pinned, but a rollback has made it obsolete: it was renamed to {kept},"
-            " and no job resumes from it."
-        )
+        aside = self.aside(path, work, "discarded")
+        os.rename(path, aside)
+        self.delete(aside)
 
     @staticmethod
     def give_up(replaced: Path) -> Path:
@@ -172,10 +154,10 @@ class Remover:
             OSError: If the directory cannot be read.
         """
         for path in sorted(left.iterdir(), reverse=True):  # newest first
-            aside = _ASIDE.fullmatch(path.name)
+            replaced = _REPLACED.fullmatch(path.name)
             try:
-                if aside and self._belongs_back(path, aside[1], aside[2]):
-                    os.rename(path, self._directory / aside[2])
+                if replaced and not os.path.lexists(self._directory / replaced[1]):
+                    os.rename(path, self._directory / replaced[1])
             except OSError as error:
                 self._log(path, error)
                 return  # it can be the last good checkpoint: leave it to the next attempt
@@ -185,21 +167,6 @@ class Remover:
         """Delete in this thread; if that fails, each save tries again."""
         if not self._is_deleted(path):
             self._waiting.append(path)
-
-    def _belongs_back(self, path: Path, kind: str, name: str) -> bool:
-        """Whether the attempt was killed before it renamed the checkpoint back."""
-        visible = self._directory / name
-        if os.path.lexists(visible):
-            return False
-        if kind == "replaced":
-            return True
-        try:  # pinned while it was being removed, and still whole
-            manifest.check_sizes(path, manifest.read(path))
-        except NewerFormat:
-            pass  # this version of forge cannot check whether it is whole
-        except DamagedCheckpoint:
-            return False
-        return is_pinned(visible)
 
 
 def _delete(path: Path) -> bool:

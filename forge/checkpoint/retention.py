@@ -1,12 +1,8 @@
-"""Selects the checkpoints to keep: by the policy, pinned, or being read.
+"""Selects the checkpoints to keep: by the policy, or being read.
 
-The newest `keep_last` that are not pinned, multiples of `keep_every_steps`, the `best.keep` best by
+The newest `keep_last`, multiples of `keep_every_steps`, the `best.keep` best by
 a logged metric, and those that a rollback could need. A directory that does not look like a good
 checkpoint (without reading its tensors) does not count, and is not removed.
-
-A pin is an empty file `pinned_step_<N>` next to `step_<N>`. It is not inside the directory, since a
-verified checkpoint is never written to, and the pin also keeps a checkpoint that replaces this one.
-`touch` and `rm` work as well as `forge pin`.
 
 Readers take a shared lock on the checkpoint's manifest. The lock is a `flock`: a `fcntl.lockf` lock
 ends as soon as the process closes any descriptor of the file, which reading the manifest does.
@@ -29,7 +25,6 @@ from forge.checkpoint.format import manifest
 from forge.checkpoint.format.manifest import Manifest
 from forge.config.schema import BestConfig, BestMode, CheckpointConfig
 from forge.errors import DamagedCheckpoint, NewerFormat
-from forge.filesystem import durable
 from forge.filesystem.files import open_file
 from forge.filesystem.locks import is_in_place, release_lock, take_lock
 from forge.jobdir.job_files import step_of
@@ -122,19 +117,14 @@ class Retention:
         self._saved_every = config.every_steps or 1
         self._num_without = 0
 
-    def kept(
-        self, good: dict[Path, Manifest], pinned: set[str], first_bad_step: int | None
-    ) -> set[str]:
-        """The names of the checkpoints to keep, pinned ones included.
+    def kept(self, good: dict[Path, Manifest], first_bad_step: int | None) -> set[str]:
+        """The names of the checkpoints to keep.
 
         Args:
             good: The good checkpoints, newest first.
-            pinned: Names of pinned checkpoints; they do not count for `keep_last`.
             first_bad_step: The first step of the current streak of bad steps, if there is one.
         """
-        kept = set(pinned)
-        unpinned = (path.name for path in good if path.name not in pinned)
-        kept |= set(islice(unpinned, max(1, self._config.keep_last)))
+        kept = set(islice((path.name for path in good), max(1, self._config.keep_last)))
         every = self._config.keep_every_steps
         if every:
             kept |= {path.name for path in good if _step(path) % every == 0}
@@ -199,35 +189,8 @@ def _value(described: Manifest, metric: str, mode: BestMode) -> _Value | None:
     return _Value(value if mode is BestMode.min else -value, logged_at, described.step)
 
 
-PIN_PREFIX = "pinned_"
-
 PATIENCE_S = 1.0
 """Seconds that a reader waits for the lock while retention is removing the checkpoint."""
-
-
-def pin_file(path: Path) -> Path:
-    """The file that pins the checkpoint in `path`."""
-    return path.with_name(PIN_PREFIX + path.name)
-
-
-def is_pinned(path: Path) -> bool:
-    """Whether the checkpoint in `path` is pinned.
-
-    Raises:
-        OSError: If the directory cannot be read.
-    """
-    try:
-        os.lstat(pin_file(path))
-    except FileNotFoundError:
-        return False
-    return True
-
-
-def add_pin(path: Path) -> None:
-    """Create the pin, whether or not the checkpoint exists."""
-    with contextlib.suppress(FileExistsError):  # any file of that name is a pin, also a link
-        os.close(open_file(pin_file(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL))
-    durable.sync_directory(path.parent)
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ from forge.checkpoint import writing
 from forge.checkpoint.format import manifest, tensorfile
 from forge.checkpoint.format.encoding import Encoder, state_text
 from forge.checkpoint.format.manifest import FINAL, LATEST, Files, Logged, Manifest, Origin
-from forge.checkpoint.retention import PIN_PREFIX, CheckpointIndex, Retention, add_pin
+from forge.checkpoint.retention import CheckpointIndex, Retention
 from forge.checkpoint.staging import Snapshot, StagingPool
 from forge.checkpoint.workspace import Workspace
 from forge.config.schema import CheckpointConfig
@@ -344,8 +344,8 @@ class Store:
     def retain(self, first_bad_step: int | None = None) -> list[str]:
         """Remove the checkpoints that the policy does not keep; a thread deletes the files.
 
-        The newest good checkpoint, the target of `latest`, pinned checkpoints, checkpoints being
-        read, and other files always stay. Failed removals are logged; the next call tries again.
+        The newest good checkpoint, the target of `latest`, checkpoints being read, and
+        other files always stay. Failed removals are logged; the next call tries again.
 
         Args:
             first_bad_step: The first step of the current streak of bad steps, if there is one.
@@ -361,10 +361,9 @@ class Store:
         remover = self._workspace.remover
         remover.retry()
         names = os.listdir(self.directory)
-        pinned = {name.removeprefix(PIN_PREFIX) for name in names if name.startswith(PIN_PREFIX)}
         found = step_dirs(self.directory)
         good = self._seen.all_good(found)
-        kept = self._retention.kept(good, pinned, first_bad_step)
+        kept = self._retention.kept(good, first_bad_step)
         # Left by a finished training that was later continued.
         finals = [self.directory / name for name in names if name.startswith(f"{FINAL}step_")]
         superseded = [one for one in finals if not found or one.name != FINAL + found[0].name]
@@ -405,17 +404,6 @@ class Store:
                 f" {step} away, then start the job again: otherwise it resumes from one of these"
                 " checkpoints."
             ) from error
-
-    def pin(self, step: int) -> None:
-        """Keep a checkpoint, whatever the policy says.
-
-        Args:
-            step: Its step; the checkpoint can be written later.
-        Raises:
-            OSError: If the pin cannot be written.
-        """
-        if self._workspace is not None:
-            add_pin(self.directory / f"step_{step}")
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait until the files of removed checkpoints are deleted.

@@ -14,7 +14,7 @@ class CliCommand(NamedTuple):
     """One phrase of at most 67 characters: the line has to fit into 80 columns."""
     example: str
     home: str
-    """The module and the function that runs it, imported only then: `forge.cli.pin:unpin`."""
+    """The module and the function that runs it, imported only then: `forge.cli.plan:main`."""
 
     def main(self, arguments: list[str]) -> int:
         """Run the command with the arguments after its name; returns the exit code."""
@@ -102,16 +102,6 @@ GROUPS: dict[str, dict[str, CliCommand]] = {
             "check the checksums of all checkpoints of a sweep or run",
             "forge verify outputs/2026-01-31/12-00-00",
             "forge.cli.verify:main",
-        ),
-        "pin": CliCommand(
-            "keep a checkpoint permanently: forge never deletes it",
-            "forge pin checkpoints/step_1000",
-            "forge.cli.pin:pin",
-        ),
-        "unpin": CliCommand(
-            "undo pin: forge can delete the checkpoint again",
-            "forge unpin checkpoints/step_1000",
-            "forge.cli.pin:unpin",
         ),
     },
     "Shell": {

@@ -40,8 +40,6 @@ class SaveRequest:
     """Whether the clock requested it."""
     rollbacks: int = 0
     """Number of rollbacks before: a request after a rollback overrides earlier ones."""
-    is_pinned: bool = False
-    """Whether to keep the checkpoint permanently."""
 
 
 @dataclass(frozen=True)
@@ -97,9 +95,7 @@ class Consensus:
             case SaveRequest():
                 # Prefer explicit calls at the same step: a periodic save can be skipped.
                 saves = (self.save or fact, fact)
-                last = max(
-                    saves, key=lambda s: (s.rollbacks, s.step, not s.is_periodic, s.is_pinned)
-                )
+                last = max(saves, key=lambda s: (s.rollbacks, s.step, not s.is_periodic))
                 return replace(self, save=last)
 
 

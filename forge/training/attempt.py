@@ -458,9 +458,9 @@ class Attempt:
         """See `Run.log`."""
         self._directory.metrics.log(values)
 
-    def save(self, *, pin: bool) -> None:
+    def save(self) -> None:
         """See `Run.save`."""
-        self.boundary.save(pin=pin)
+        self.boundary.save()
 
     def finish(self, reason: str) -> None:
         """See `Run.finish`."""

@@ -62,8 +62,6 @@ class Boundary:
         self.is_alone = parts.group.size == 1
         self._exchange = parts.exchange
         self._visits = 0  # boundaries reached so far
-        self._pinned: int | None = None
-        """The step of the checkpoint that was pinned last."""
         self._run_end = RunEnd(parts)
         self.lengths: LoopLengths | None = None
         """Keeps the loops of several ranks equally long."""
@@ -167,7 +165,6 @@ class Boundary:
                     self._shutdown.halt(decision)
                 case Stop():
                     self._shutdown.log_wait()
-                    self._pin(decision)
                     self._stop(decision.request)
                 case RollBack():
                     self._roll_back(position, decision.first_bad)
@@ -185,7 +182,6 @@ class Boundary:
                 has_ended = is_end
             if isinstance(decision, Finish) and decision.stop is not None:
                 self._shutdown.log_wait()
-                self._pin(decision.save)
                 self._stop(decision.stop)
             if self._loops.due:
                 self._evaluate(self._loops.due)
@@ -216,7 +212,6 @@ class Boundary:
             saved=self._saver.considered,
             nan=self._nan.wants,
             rollbacks=self._nan.rollbacks,
-            pinned=self._pinned,
             stride=self._loops.stride,
         )
         try:
@@ -255,7 +250,6 @@ class Boundary:
         rollback = Rollback(self._parts)
         try:
             self._exchange.all_gather("a rollback", lambda: rollback.do(position, first_bad))
-            self._pinned = None
             self._loops.forget_loaded()
         except ENDS as error:
             if not self.is_alone:  # a proposal counts at a later boundary, and there is none
@@ -326,17 +320,11 @@ class Boundary:
             self._saver.evaluated(self._loops.step)
 
     def _save(self, save: Save) -> None:
-        self._pin(save)
         self._save_as(SaveCause.periodic if save.is_periodic else SaveCause.requested)
 
     def _save_as(self, cause: SaveCause) -> None:
         with self._failing():
             self._saver.save(self._loops.step, self._train_state.capture, cause)
-
-    def _pin(self, decision: Save | Stop | None) -> None:
-        if decision is not None and decision.is_pinned:
-            self._pinned = self._loops.step
-            self._directory.pin(self._loops.step)
 
     def _stop(self, request: StopRequest) -> NoReturn:
         held, final = self._held, self._saver.save_final
@@ -421,14 +409,11 @@ class Boundary:
 
     # -- called by the script ------------------------------------------------------------------
 
-    def save(self, *, pin: bool) -> None:
+    def save(self) -> None:
         """See `Run.save`."""
         loops, step = self._loops, self._loops.next_boundary
-        if pin and (self.is_alone or loops.is_between):
-            self._directory.pin(step)
         if loops.is_in_step or self._evaluations.is_running or loops.is_in_epochs:
-            request = SaveRequest(step, rollbacks=self._nan.rollbacks, is_pinned=pin)
-            self._group.propose(request)
+            self._group.propose(SaveRequest(step, rollbacks=self._nan.rollbacks))
         else:
             self.check_left()
             self._save_now()

@@ -49,7 +49,6 @@ class Stop:
     """Save and exit."""
 
     request: StopRequest
-    is_pinned: bool = False
 
 
 @dataclass(frozen=True)
@@ -57,8 +56,6 @@ class Save:
     """Save and continue."""
 
     is_periodic: bool
-    is_pinned: bool = False
-    """Whether to keep the checkpoint of this step permanently, new or existing."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +80,6 @@ class LocalInputs(NamedTuple):
     nan: Halt | RollBack | None
     """The decision of the NaN policy, equal on all ranks because it uses reduced values."""
     rollbacks: int = 0
-    pinned: int | None = None
-    """The step of the checkpoint that was pinned last."""
     stride: int = 1
     """Steps between the boundary before this one and this one."""
 
@@ -109,18 +104,13 @@ def decide(agreed: Consensus, step: int, known: LocalInputs) -> Decision:
     if known.n is not None and step >= known.n:
         return Finish(None, save, agreed.stop)
     if agreed.stop is not None:
-        return Stop(agreed.stop, is_pinned=save is not None and save.is_pinned)
+        return Stop(agreed.stop)
     return save or Go()
 
 
 def _save(agreed: Consensus, step: int, known: LocalInputs) -> Save | None:
     request = agreed.save
     is_open = request is not None and step >= request.step
-    if request is not None and is_open and request.is_pinned:
-        # A save made in the meantime would suffice, except for the pin.
-        is_pinned = known.pinned is not None and known.pinned >= request.step
-        if not is_pinned:
-            return Save(is_periodic=False, is_pinned=True)
     if step == known.saved:
         return None
     if request is not None and is_open and (known.saved is None or known.saved < request.step):

@@ -556,16 +556,13 @@ class Run:
         finally:
             evaluations.is_in_step = was_in_step
 
-    def save(self, *, pin: bool = False) -> None:
+    def save(self) -> None:
         """Save at the end of the current step. Outside a loop: save at once.
 
         In a loop a call on any one rank is enough. Outside a loop every rank has to call it.
-
-        Args:
-            pin: Keep this checkpoint permanently, as `forge pin` does.
         """
         if self._attempt is not None:
-            self._attempt.save(pin=pin)
+            self._attempt.save()
 
     def finish(self, reason: str) -> None:
         """End the loop after this step, before its `n` is reached: early stopping.

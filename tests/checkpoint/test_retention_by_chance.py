@@ -10,7 +10,6 @@ import pytest
 from rows import few
 from stores import STATE, TENSORS
 
-from forge.checkpoint import retention
 from forge.checkpoint.format import manifest
 from forge.checkpoint.retention import reading_lock
 from forge.config.schema import BestConfig, BestMode
@@ -42,7 +41,7 @@ class World:
         self.last = (0, 0.5)
 
     def act(self):
-        act = self.rng.choice(["damage", "pin", "unpin", "hold", "let go", "link", *["save"] * 6])
+        act = self.rng.choice(["damage", "hold", "let go", "link", *["save"] * 6])
         there = steps_of(self.directory)
         if act == "save" or not there:
             self.save()
@@ -52,10 +51,6 @@ class World:
         if act == "damage" and step in self.is_good:
             self.damage(path)
             self.is_good[step] = False
-        elif act == "pin":
-            retention.add_pin(path)
-        elif act == "unpin":
-            retention.pin_file(path).unlink(missing_ok=True)
         elif act == "hold" and step not in self.held and self.is_good.get(step):
             self.held[step] = ExitStack()
             self.held[step].enter_context(reading_lock(path))
@@ -94,13 +89,12 @@ class World:
         """Whether this checkpoint has to be there after a pass."""
         path = self.directory / f"step_{step}"
         good = [s for s in steps_of(self.directory) if self.is_good.get(s)]
-        if step not in good or retention.is_pinned(path) or step in self.held:
+        if step not in good or step in self.held:
             return True
         if os.readlink(self.directory / "latest") == path.name or step == max(good):
             return True
         newer = [s for s in good if s > step]
-        unpinned = [s for s in newer if not retention.is_pinned(self.directory / f"step_{s}")]
-        if len(unpinned) < self.keep_last or (self.every and step % self.every == 0):
+        if len(newer) < self.keep_last or (self.every and step % self.every == 0):
             return True
         if self.keep_back is not None:
             back_to = (max(good) if first_bad is None else first_bad) - self.keep_back
@@ -163,10 +157,9 @@ def test_the_histories_meet_every_rule(open_store, commit, monkeypatch, tmp_path
         good = [s for s in steps_of(world.directory) if world.is_good.get(s)]
         met |= {"best" for s in good if world.best.metric and world.is_among_the_best(s, good)}
         met |= {"held" for _ in world.held} | {"back" for _ in good if world.keep_back}
-        met |= {"pinned" for _ in world.directory.glob("pinned*")}
         met |= {"damaged" for is_good in world.is_good.values() if not is_good}
         for held in world.held.values():
             held.close()
-        if met == {"best", "held", "back", "pinned", "damaged"} or seed == 30:
+        if met == {"best", "held", "back", "damaged"} or seed == 30:
             break
-    assert met == {"best", "held", "back", "pinned", "damaged"}
+    assert met == {"best", "held", "back", "damaged"}

@@ -158,7 +158,7 @@ def test_the_reference_has_the_help_of_every_command(monkeypatch):
 
     monkeypatch.setattr(subprocess, "run", forked)
     shown = re.findall(r"^\$ forge (\w+) --help$", forge_reference.cli(), re.MULTILINE)
-    assert {"plan", "show", "diff", "pin", "unpin", "rehearse"} <= set(shown)
+    assert {"plan", "show", "diff", "rehearse"} <= set(shown)
 
 
 def test_the_site_has_every_generated_part():

@@ -18,7 +18,6 @@ from harness import until
 from plans import planned
 from two_users import ATTACKER, GROUP, LIMIT_S, VICTIM, Place, Said, as_user
 
-from forge.checkpoint import retention
 from forge.checkpoint.store import Store
 from forge.config.schema import CheckpointConfig
 from forge.errors import Reason
@@ -162,11 +161,6 @@ def save(place: Place) -> None:
     write_atomically(told, str(store._workspace._path))
     until(lambda: store._workspace._path.is_symlink(), "link")
     store.commit(store.snapshot(5, {"x": 1}, copy=False))
-
-
-def pin(place: Place) -> None:
-    (place.job / "checkpoints").mkdir(parents=True, exist_ok=True)
-    retention.add_pin(place.job / "checkpoints" / "step_5")
 
 
 def dump_stacks(place: Place) -> None:
@@ -370,5 +364,4 @@ ATTACKS += [
         "the fencing token is a pipe", pipe("checkpoints/.fence.json"), open_store, "regular file"
     ),
     Attack("the work directory is a link", link_for_work, save, LINK),
-    Attack("a pin is a link", link("checkpoints/pinned_step_5", "new.txt"), pin, "^$"),
 ]

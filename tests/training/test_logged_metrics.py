@@ -102,36 +102,6 @@ def test_a_rollback_takes_back_what_was_logged_after(trainer, tmp_path):
     assert all("lucky" not in logged for logged, _ in found.values())
 
 
-def test_a_run_can_pin_what_it_saves(trainer, tmp_path):
-    """At the end of a phase, say; whether it saves now or at the step's end."""
-
-    def hurt(run, step, place):
-        if place == "end" and step in (2, 7):
-            run.save(pin=True)
-
-    trainer("job", hurt, checkpoint={"keep_last": 1})
-    directory = tmp_path / "job"
-    pinned = sorted(path.name for path in directory.glob("pinned*"))
-    assert pinned == ["pinned_step_3", "pinned_step_8"]
-    assert {"step_3", "step_8"} <= {path.name for path in directory.glob("step_*")}
-
-
-def test_a_pin_that_cannot_be_written_is_told(trainer, tmp_path, caplog):
-    """It must not end a run that trains well."""
-    directory = tmp_path / "job"
-
-    def hurt(run, step, place):
-        if place == "end" and step == 1:
-            directory.rename(tmp_path / "away")
-            run.save(pin=True)
-        if place == "end" and step == 2:
-            (tmp_path / "away").rename(directory)
-
-    trainer("job", hurt)
-    assert "Could not pin the checkpoint of step 2: [Errno 2]" in caplog.text
-    assert (directory / "step_20").is_dir()
-
-
 def test_logging_reads_nothing_back_until_a_save(trainer, monkeypatch):
     """A host synchronisation a step would cost more than the metric is worth."""
     reads = []

@@ -91,10 +91,10 @@ def test_what_stops_one_rank_stops_all(what, undisturbed, tmp_path):
     job.assert_same_run(undisturbed)
 
 
-@pytest.mark.parametrize("what", few(2, ["pin", "SIGUSR2", "save"]))
+@pytest.mark.parametrize("what", few(2, ["SIGUSR2", "save"]))
 @pytest.mark.parametrize("who", [1, pytest.param(-1, marks=pytest.mark.proofs)], ids=["one", "all"])
 def test_a_save_that_one_rank_asks_for_is_one_of_all(what, who, undisturbed, tmp_path):
-    """All ranks save at the same boundary, and keep the checkpoint if the request was a pin."""
+    """All ranks save at the same boundary."""
     signals = {"signal": {"name": "USR1", "actions": {"USR2": "save"}}}
     policy = {"keep_last": 1, "every_steps": None, "every_s": None}
     job = struck(tmp_path, ["step", 6, who, what], checkpoint=policy, policy=signals)
@@ -104,17 +104,7 @@ def test_a_save_that_one_rank_asks_for_is_one_of_all(what, who, undisturbed, tmp
     assert saved
     assert 7 <= saved[0] <= saved[-1] <= 7 + 3
     kept = {one.name for one in job.checkpoints.glob("step_*")}
-    assert kept == {"step_16", *(f"step_{step}" for step in saved if what == "pin")}
-
-
-def test_a_pin_outlives_a_save_that_came_before_all_had_agreed_on_it(tmp_path):
-    """A periodic save in the meantime has the requested state, but is not pinned."""
-    policy = {"keep_last": 1, "every_steps": 1}
-    job = struck(tmp_path, ["step", 6, 1, "pin"], checkpoint=policy)
-    assert run(job) == [0] * SIZE, job.output
-    pinned = [one.name for one in job.checkpoints.glob("pinned_*")]
-    assert len(pinned) == 1
-    assert (job.checkpoints / pinned[0].removeprefix("pinned_")).is_dir()
+    assert kept == {"step_16"}
 
 
 @pytest.mark.parametrize("who", [pytest.param(0, marks=pytest.mark.proofs), 1])

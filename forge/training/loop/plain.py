@@ -164,7 +164,7 @@ class PlainLoops:
             " what `run.log` records"
         )
 
-    def save(self, *, pin: bool) -> None:
+    def save(self) -> None:
         """See `Run.save`; nothing is saved."""
 
     def finish(self, reason: str) -> None:

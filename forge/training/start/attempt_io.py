@@ -196,13 +196,6 @@ class AttemptIO:
             " loaded a checkpoint of its own; all steps are trained from here"
         )
 
-    def pin(self, step: int) -> None:
-        """Keep the checkpoint of this step; a failure is logged."""
-        try:
-            self.store.pin(step)
-        except OSError as error:
-            messages.warn(f"Could not pin the checkpoint of step {step}: {error}")
-
     def in_place(self) -> str:
         """Names the checkpoint that a later start would resume from."""
         with contextlib.suppress(OSError):

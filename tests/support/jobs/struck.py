@@ -60,8 +60,6 @@ def act(where):
                 raise RuntimeError("planted")
             case "save":
                 run.save()
-            case "pin":
-                run.save(pin=True)
             case "finish":
                 run.finish("enough")
             case "full":  # from now on no file can grow, as on a full disk
