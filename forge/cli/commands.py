@@ -52,11 +52,6 @@ GROUPS: dict[str, dict[str, CliCommand]] = {
             "forge logs lr=0.1,seed=2 -f",
             "forge.cli.logs:main",
         ),
-        "collect": CliCommand(
-            "print overrides, results and best metrics of all jobs as a table",
-            "forge collect --csv > results.csv",
-            "forge.cli.collect:main",
-        ),
         "report": CliCommand(
             "write a sweep's timeline, metrics and stops into one HTML file",
             "forge report --metric val_acc:max",
@@ -102,13 +97,6 @@ GROUPS: dict[str, dict[str, CliCommand]] = {
             "check the checksums of all checkpoints of a sweep or run",
             "forge verify outputs/2026-01-31/12-00-00",
             "forge.cli.verify:main",
-        ),
-    },
-    "Shell": {
-        "completion": CliCommand(
-            "print a script that completes commands and options in a shell",
-            "source <(forge completion bash)",
-            "forge.cli.completion:main",
         ),
     },
 }

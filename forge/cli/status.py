@@ -13,7 +13,7 @@ from forge.cli.sweep_command import output, print_lines, width
 from forge.errors import NoSweep
 from forge.jobdir.job_state import State
 from forge.messages import escape
-from forge.sweeps import as_json, render, status, words
+from forge.sweeps import as_json, collect, render, status, words
 from forge.sweeps.chosen_metric import Chosen
 from forge.sweeps.job import SweepJob
 from forge.sweeps.render import Line
@@ -29,7 +29,8 @@ _EXAMPLES = """\
   forge status multirun/2026-01-31/12-00-00
   forge status 30410_4                        a job, by its Slurm id
   forge status --metric val_acc:max --sort metric
-  forge status --group-by lr"""
+  forge status --group-by lr
+  forge status --csv > results.csv"""
 _EVERY_S = 2.0
 _SORTS = ("job", "state", "step", "metric")
 
@@ -48,6 +49,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--metric", metavar="NAME", default="", help=what)
     parser.add_argument("--watch", action="store_true", help="look again every two seconds")
     parser.add_argument("--json", action="store_true", help="all fields of the jobs, as JSON")
+    what = "overrides, results and metrics of the jobs, as CSV"
+    parser.add_argument("--csv", action="store_true", help=what)
     return parser
 
 
@@ -63,6 +66,9 @@ def _once(options: argparse.Namespace) -> int:
     if options.json:
         fields = {"path": whole.path, "common": whole.common, "launcher": whole.launcher}
         return output([as_json.dumps({**fields, "missing": whole.missing, "jobs": jobs})])
+    if options.csv:
+        found = collect.rows(jobs, [options.metric] if options.metric else ())
+        return output(collect.as_csv(found).splitlines())
     return output(_drawn(whole, jobs, options, width()))
 
 

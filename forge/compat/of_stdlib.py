@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -45,11 +44,3 @@ def tracker_leaves_mask() -> Iterator[None]:
         yield
     finally:
         resource_tracker._HAVE_SIGMASK = True  # type: ignore[attr-defined]
-
-
-def options(parser: argparse.ArgumentParser) -> list[str]:
-    """The options of a command, sorted, such as `--help` and `-h`.
-
-    If it goes: return an empty list; then shells complete only the commands of forge.
-    """
-    return sorted(parser._option_string_actions)

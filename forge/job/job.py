@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -149,14 +149,13 @@ class Job:
         self.attempt += 1
         self.state = replace(self.state, began=time.time())
 
-    def record_start(self, kind: str = "attempt", log: Sequence[int] = ()) -> None:
+    def record_start(self, kind: str = "attempt") -> None:
         """Add the start of an attempt, or of its recovery command, to the ledger.
 
         Args:
             kind: `attempt` or `recovery`.
-            log: Size of each rank's output so far, in bytes; empty if it is not known.
         """
-        where = {"job": self.state.job, "nodes": self.state.nodes, "log": log}
+        where = {"job": self.state.job, "nodes": self.state.nodes}
         self.record(kind, attempt=self.attempt, restarts=self.counts.restarts, **where)
 
     def record_end(self, ending: Ending, section: str = "") -> None:

@@ -278,7 +278,7 @@ class Wrapper:
         os.dup2(output, 1)
         os.dup2(output, 2)
         sizes = self._output_sizes()
-        job.record_start(task.kind, sizes)
+        job.record_start(task.kind)
         if not (task.is_main or task.kind == "recovery"):
             self._mark_start(sizes)
         self._job.write(State.running, job.state.because)

@@ -237,7 +237,7 @@ def _store(result: Any, shown: tuple[Any, str] | None, directory: Path) -> None:
 
 
 def _store_as_json(value: Any, directory: Path) -> None:
-    """Store a number, a text, or lists and mappings of them for `forge collect`.
+    """Store a number, a text, or lists and mappings of them for `forge status --csv`.
 
     The pickle cannot be read there: it needs the user's code, and would execute it.
     """

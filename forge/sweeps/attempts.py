@@ -42,8 +42,6 @@ class AttemptRecord:
     """Checkpoints that it has committed."""
     saved_step: int | None = None
     """The step of its last checkpoint."""
-    log: tuple[int, ...] = ()
-    """Bytes of `output.log` of each rank at its start; empty if they are not known."""
     events: list[Event] = field(default_factory=list, repr=False)
     """The events of its processes and of its wrapper, without metrics, in order."""
 
@@ -145,7 +143,6 @@ def _of(number: int, own: list[Event], runs: list[list[Event]]) -> AttemptRecord
         max(steps, default=None),
         len(saves),
         int(saves[-1]["step"]) if saves else None,
-        tuple(begin.get("log") or ()),
         sorted([*own, *inner], key=lambda one: float(one["t"])),
     )
 

@@ -199,5 +199,5 @@ def following(sweep: Sweep) -> list[tuple[str, str]]:
     if any(job.state.is_active for job in sweep.jobs):
         found.append((sweep.command("status --watch"), "look again every two seconds"))
     if any(job.metrics for job in sweep.jobs) and len(sweep.jobs) > 1:
-        found.append((sweep.command("collect"), "overrides and results as a table"))
+        found.append((sweep.command("status --csv"), "overrides and results as a table"))
     return [(escape(command), what) for command, what in found]

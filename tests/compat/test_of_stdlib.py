@@ -1,6 +1,5 @@
 """What forge needs of the standard library's private parts."""
 
-import argparse
 import multiprocessing
 import os
 import subprocess
@@ -55,12 +54,3 @@ def test_tracker_leaves_mask():
     with contract(of_stdlib.tracker_leaves_mask):
         done = subprocess.run([sys.executable, "-c", MASK], capture_output=True, text=True)
         assert done.stdout == "SIGHUP SIGINT SIGTERM SIGUSR1 SIGUSR2\n\n", done.stderr
-
-
-def test_options():
-    """Shells complete the options of a command."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("-f", "--follow", action="store_true")
-    parser.add_argument("path")
-    with contract(of_stdlib.options):
-        assert of_stdlib.options(parser) == ["--follow", "--help", "-f", "-h"]

@@ -92,8 +92,8 @@ LOOKS = (
     *("status SWEEP", "status --failed SWEEP", "status --group-by kind SWEEP"),
     *("status --json SWEEP", "why SWEEP", "why --json SWEEP"),
     *(f"why SWEEP kind={fate}0" for fate in FATES),
-    *("logs SWEEP kind=raises0", "logs SWEEP kind=preempted0 --attempt 1"),
-    *("resume SWEEP --dry-run", "collect SWEEP", "collect SWEEP --csv"),
+    *("logs SWEEP kind=raises0", "logs SWEEP kind=preempted0"),
+    *("resume SWEEP --dry-run", "status SWEEP --csv"),
     *("report SWEEP -o report.html", "verify SWEEP", "doctor"),
 )
 CHANGES = ("cancel SWEEP kind=trains0", "resume SWEEP kind=gone0 timeout_min=20")

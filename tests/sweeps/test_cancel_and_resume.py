@@ -183,12 +183,8 @@ def test_only_failed_jobs_start_with_failed(app):
     assert "1 job finished" in text
     assert "job 1 (mode=raises) starts again from step_10: it was failed" in text
     assert forge.sweep(app.sweep_dir).jobs[1].attempts == 2
-    log = (app.job(1).directory / "output.log").read_text()
     assert len(forge.sweep(app.sweep_dir).jobs[1].history()) == 2
-    parts = [app.forge("logs", str(app.sweep_dir), "1", "--attempt", n) for n in "12"]
-    assert "".join(parts) == log
-    assert "resumes at step 10" in parts[1]
-    assert "resumes at step 10" not in parts[0]
+    assert app.forge("logs", str(app.sweep_dir), "1").count("resumes at step 10") == 1
 
 
 def test_options_that_the_launcher_does_not_have_are_refused(app, swept, tmp_path):

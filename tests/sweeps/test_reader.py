@@ -71,7 +71,7 @@ def test_attempts_say_when_why_and_how_far(swept):
 
 def test_looking_changes_nothing(swept, capfd, monkeypatch):
     """Neither a file nor its times: jobs run in there, on a disk that others pay for."""
-    from forge.cli import collect, logs, report, status, verify, why
+    from forge.cli import logs, report, status, verify, why
 
     monkeypatch.chdir(swept.parent)
     before = everything_in(swept)
@@ -79,7 +79,7 @@ def test_looking_changes_nothing(swept, capfd, monkeypatch):
     assert status.main(["--json", str(swept / "1")]) == 0
     assert why.main([str(swept)]) == 0
     assert logs.main([str(swept), "1"]) == 0
-    assert collect.main([str(swept)]) == 0
+    assert status.main(["--csv", str(swept)]) == 0
     assert verify.main([str(swept)]) == 0
     assert report.main([str(swept)]) == 0
     capfd.readouterr()

@@ -1,4 +1,4 @@
-"""`forge status`, `why`, `logs`, `collect`, `verify` and `report`, as a person types them."""
+"""`forge status`, `why`, `logs`, `verify` and `report`, as a person types them."""
 
 import csv
 import io
@@ -14,7 +14,7 @@ import pytest
 from looked_at import make_older
 from two_users import ATTACKER, as_user, place
 
-from forge.cli import cancel, collect, logs, report, resume, status, verify, why
+from forge.cli import cancel, logs, report, resume, status, verify, why
 from forge.cli.sweep_command import USAGE, pick
 from forge.slurm import client
 from forge.sweeps.chosen_metric import Chosen
@@ -60,8 +60,9 @@ def test_the_commands_to_type_next_are_about_the_same_sweep(run, swept, tmp_path
     named = f"forge resume {shlex.quote(str(old))}"
     lines = run(status, old, columns=80).splitlines()
     commands = [shlex.split(line.split("  ")[0])[1:] for line in lines if line[:6] == "forge "]
-    assert [command[0] for command in commands] == ["why", "logs", "resume", "collect"]
-    assert {pick(command[1:])[0].path for command in commands} == {old}
+    assert [command[0] for command in commands] == ["why", "logs", "resume", "status"]
+    words = [[word for word in command[1:] if word != "--csv"] for command in commands]
+    assert {pick(one)[0].path for one in words} == {old}
     assert named in " ".join(run(why, old, 1).split())
     assert "forge resume`" in run(why, new, 1)
     monkeypatch.chdir(new)
@@ -174,33 +175,33 @@ def test_why_names_the_line_of_the_exception_and_what_helps(run, swept):
 
 
 def test_logs_prints_the_output_of_a_job(run, swept):
-    """All of it, or its path."""
+    """All of it."""
     output = (swept / "1" / "output.log").read_text()
     assert run(logs, swept, "1") == output
     assert run(logs, swept, "mode=raises") == output
-    assert run(logs, swept, "1", "--path") == f"{swept / '1' / 'output.log'}\n"
     assert run(logs, swept, "1", "-f") == output
     assert "name a job" in run(logs, swept, code=USAGE)
-    assert "has no rank 3" in run(logs, swept, "1", "--rank", "3", code=USAGE)
 
 
-def test_collect_has_overrides_results_and_metrics(run, swept):
+def test_status_as_csv_has_overrides_results_and_metrics(run, swept):
     """What main returned is there without the user's code."""
-    rows = list(csv.DictReader(io.StringIO(run(collect, swept))))
+    rows = list(csv.DictReader(io.StringIO(run(status, swept, "--csv"))))
     assert [row["mode"] for row in rows] == ["ends", "raises", "dies", "exits"]
     assert [row["result"] for row in rows] == ["40", "", "40", ""]
     assert rows[0]["val_acc.best"] == "0.3"
     assert rows[0]["val_acc.best_step"] == "30"
-    content = json.loads(run(collect, swept, "--json", "--metric", "val_acc:min"))
-    assert content["rows"][0]["val_acc.best"] == 0.0
-    assert "loss" not in content["rows"][0]
+    (first, *_) = csv.DictReader(
+        io.StringIO(run(status, swept, "--csv", "--metric", "val_acc:min"))
+    )
+    assert first["val_acc.best"] == "0.0"
+    assert "loss" not in first
 
 
-def test_a_column_of_collect_has_one_meaning(run, swept, tmp_path):
+def test_a_column_of_the_results_has_one_meaning(run, swept, tmp_path):
     """People sweep over `loss` and `steps`, and log the loss."""
     first = swept / "0", ["+loss=mse", "state=warm", "steps=1000"]
     sweep = sweep_of(tmp_path / "sweep", [first, (swept / "2", ["steps=9"])])
-    one, other = csv.DictReader(io.StringIO(run(collect, sweep)))
+    one, other = csv.DictReader(io.StringIO(run(status, sweep, "--csv")))
     assert [one[name] for name in ("loss", "state", "steps")] == ["mse", "finished", "40"]
     assert (one["override.state"], one["override.steps"]) == ("warm", "1000")
     assert (other["loss"], other["override.state"], other["override.steps"]) == ("", "", "9")
@@ -240,7 +241,7 @@ def test_the_report_is_one_file_without_a_network(run, swept, tmp_path):
 
 def test_a_path_that_is_no_sweep_is_said_in_one_line(run, tmp_path):
     """By every command."""
-    for command in (status, why, collect, report, verify):
+    for command in (status, why, report, verify):
         text = run(command, tmp_path / "none", code=USAGE)
         assert "there is no such path" in text
         assert text.count("\n") == 1
@@ -275,7 +276,7 @@ def test_a_sweep_that_others_can_write_is_read(run, swept, tmp_path, monkeypatch
     assert "Slurm no longer knows it" in shown
     assert "planted error" in run(why, copy, 1)
     assert "planted error" in run(logs, copy, 1)
-    assert ",ends,40," in run(collect, copy)
+    assert ",ends,40," in run(status, copy, "--csv")
     assert "0 damaged" in run(verify, copy)
     assert run(report, copy, "-o", tmp_path / "report.html") == f"{tmp_path / 'report.html'}\n"
 
@@ -314,7 +315,7 @@ def test_every_command_works_on_files_of_an_earlier_version(run, swept, tmp_path
     assert "1 damaged line" in text
     assert "ValueError: planted error" in run(why, copy, 1)
     assert "planted error" in run(logs, copy, 1)
-    assert len(list(csv.DictReader(io.StringIO(run(collect, copy, "--csv"))))) == 4
+    assert len(list(csv.DictReader(io.StringIO(run(status, copy, "--csv"))))) == 4
     assert "1 damaged" in run(verify, copy, code=74)  # the half one
     assert run(report, copy, "-o", tmp_path / "report.html") == f"{tmp_path / 'report.html'}\n"
     assert "job 1 has ended before" in run(cancel, copy, 1)

@@ -43,5 +43,5 @@ def test_an_edit_does_not_reach_a_job_in_the_queue(cluster, tmp_path):
             return job.state is State.finished
 
         wait_for(is_done, "end of the job")
-        rows = app.forge("collect", str(app.sweep_dir))
+        rows = app.forge("status", "--csv", str(app.sweep_dir))
         assert rows.count("old") == 1, rows
