@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from forge import messages
 from forge.cli import sweep_command
 from forge.cli.sweep_command import output
-from forge.errors import NoSweep, Reason, SlurmRefused
+from forge.errors import NoSweep, SlurmRefused
 from forge.jobdir.cancel_request import CancelRequest
 from forge.jobdir.job_state import State
 from forge.process import processes
@@ -47,9 +47,9 @@ def _cancel(options: argparse.Namespace) -> int:
             f"expected the jobs to cancel, as in `{whole.command('cancel', 0)}`; `--all` cancels"
             f" all {len(jobs)} jobs of {whole.path}"
         )
-    left = [job for job in jobs if not _has_ended(job)]
+    left = [job for job in jobs if not job.state.is_final]
     for job in jobs:
-        if _has_ended(job) and are_named:
+        if job.state.is_final and are_named:
             output([f"job {job.number} has ended before ({job.state.value})"])
     alone = [job for job in left if not job.has_wrapper]
     for job in left:
@@ -65,17 +65,7 @@ def _cancel(options: argparse.Namespace) -> int:
         for job in left
         if job.has_wrapper and job.state.is_active
     )
-    output(
-        f"job {job.number}: cancelled; it does not start again"
-        for job in left
-        if job.state.is_final
-    )
     return 1 if problems else 0
-
-
-def _has_ended(job: SweepJob) -> bool:
-    """Whether the job has ended, and its launcher does not submit it again."""
-    return job.state.is_final and job.reason != Reason.unanswered.name
 
 
 def _scancel(jobs: Sequence[SweepJob]) -> list[str]:

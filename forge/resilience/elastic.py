@@ -34,11 +34,11 @@ class SLURMInfo:
     partition: str
     array_task_id: str | None = None
     num_restarts_by_forge: int = 0
-    """Earlier starts counted by forge, including restarts on the same nodes or as another job."""
+    """Earlier starts counted by forge, including restarts on the same nodes."""
 
     @property
     def is_requeued(self) -> bool:
-        """Whether the job ran before: Slurm requeued it, or forge restarted or resubmitted it."""
+        """Whether the job ran before: Slurm requeued it, or forge restarted it."""
         return self.restart_count > 0 or self.num_restarts_by_forge > 0
 
 

@@ -243,14 +243,13 @@ def can_submit() -> bool:
     return shutil.which("sbatch") is not None
 
 
-def submit(script: Path, *options: str) -> str:
+def submit(script: Path) -> str:
     """Submit a batch script; returns the number of the job, or of the array.
 
     If the queue is full, sbatch itself retries for two minutes.
 
     Args:
         script: Path of the batch script.
-        options: More options for sbatch, which override those in the script.
     Raises:
         SlurmRefused: If sbatch refuses the script, with sbatch's message.
     """
@@ -259,7 +258,7 @@ def submit(script: Path, *options: str) -> str:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(inner) or k == "SLURM_CONF"}
     for name in _OURS:  # SBATCH_ACCOUNT and the like are the user's own defaults
         kept.pop(f"SBATCH_{name}", None)
-    command = ["sbatch", "--parsable", *options, str(script)]
+    command = ["sbatch", "--parsable", str(script)]
     try:
         done = _run(command, _SUBMIT_S, kept)
     except FileNotFoundError as error:
@@ -345,16 +344,6 @@ def queue(within_s: float = 6 * _CALL_S) -> dict[str, Queued]:
                     " jobs count as alive as long as squeue lists them."
                 )
     return found
-
-
-def resubmitted(job: str, script: str, queue: Mapping[str, Queued]) -> str | None:
-    """The new number of a vanished job: a live job with the same script and array task."""
-    task = job.partition("_")[2]
-    for name, queued in queue.items():
-        is_alike = queued.script == script != "" and name.partition("_")[2] == task
-        if is_alike and queued.is_alive and name != job:
-            return name
-    return None
 
 
 def settings() -> dict[str, str]:

@@ -164,13 +164,9 @@ class Exclusions:
         if set(choice.names) == set(choice.before):
             return False
         client.exclude(job, choice.names, within_s)
-        self.take(choice)
-        return True
-
-    def take(self, choice: Choice) -> None:
-        """Note that the choice has become the job's ExcNodeList."""
         fixed = [name for name in choice.before if name not in self.ours]
         self.ours = [name for name in choice.names if name not in fixed]
+        return True
 
     def _read(self, folder: Path) -> list[Exclusion]:
         try:

@@ -1,25 +1,21 @@
 """How the wrapper's job goes back into the queue, and on which nodes it does not start.
 
-If Slurm refuses the requeue, the wrapper resubmits the job. If the controller does not answer until
-the allocation ends, the wrapper notes this in the job's state, and the launcher submits the job.
-Standard library only.
+If Slurm refuses the requeue, or does not answer until the allocation ends, the job ends and says
+so: the sweep's command starts it again. Standard library only.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
-from forge.errors import ExitCode, NoAnswer, NotRequeueable, Reason, SlurmError, SlurmRefused
+from forge.errors import ExitCode, NoAnswer, Reason, SlurmError
 from forge.job.ending import Ending
 from forge.job.job import Job, print_line
 from forge.job.requeue import Decision, decide_restart, spread
-from forge.jobdir.job_files import forge_dir, read_json, write_json
-from forge.jobdir.job_state import Counts, JobState, State
+from forge.jobdir.job_state import Counts, State
 from forge.jobdir.plan import JobPlan
 from forge.slurm import client
 from forge.slurm.allocation import ASK_S, Allocation
@@ -29,8 +25,6 @@ from forge.slurm.job_info import Why
 _GRACE_S = 3600.0
 """Longer than any grace time of a preemption."""
 _TICK_S = 1.0
-_NOTE = "successor.json"
-"""`<job dir>/.forge/successor.json`."""
 
 
 class Requeueing:
@@ -41,12 +35,11 @@ class Requeueing:
         job: Job,
         allocation: Allocation,
         exclusions: Exclusions,
-        script: Path,
         look: Callable[[], None],
     ) -> None:
-        """`script`: the batch script. `look`: takes note of signals to the batch script."""
+        """`look`: takes note of signals to the batch script."""
         self._job, self._allocation, self._exclusions = job, allocation, exclusions
-        self._script, self._look = script, look
+        self._look = look
 
     def requeue(self, ending: Ending, decision: Decision) -> int:
         """Requeue the job; returns the exit code of this process."""
@@ -63,10 +56,8 @@ class Requeueing:
                 return job.end(ending.imposed(Reason.cancelled), "cancelled")
             if allocation.why is not Why.requeued:
                 job.record("requeued", job=allocation.name)
-        except NotRequeueable as refusal:
-            return self._resubmit(ending, decision.pause_s, str(refusal), choice)
         except SlurmError as error:
-            return self._leave_note(ending, str(error))
+            return self._give_up(ending, str(error))
         job.write(State.queued, decision.because)
         try:
             self._exclude(choice)
@@ -178,85 +169,14 @@ class Requeueing:
             job.say(f"forge could not exclude this node, so the job may start on it again: {error}")
         sys.exit(int(ExitCode.REQUEUE))
 
-    # -- if Slurm does not requeue the job -----------------------------------------------------
-
-    def finish_resubmission(self, before: JobState) -> None:
-        """End this process if an earlier wrapper was killed while it resubmitted the job."""
-        name, restarts = self._allocation.name, self._allocation.restarts
-        if _is_noted(forge_dir(self._job.directory), name, restarts):
-            refusal = "forge's wrapper process was killed while it resubmitted the job"
-            ended = Ending(Reason.preempted, int(ExitCode.REQUEUE), before.because)
-            sys.exit(self._resubmit(ended, 0.0, refusal, Choice()))
-
-    def _resubmit(self, ending: Ending, pause_s: float, refusal: str, choice: Choice) -> int:
-        """Submit the same job again under a new number, since Slurm does not requeue it."""
-        job, name, restarts = self._job, self._allocation.name, self._allocation.restarts
-        options = [f"--begin=now+{math.ceil(pause_s)}"] if pause_s else []
-        if choice.names:
-            options.append(f"--exclude={','.join(choice.names)}")
-        try:
-            new = _submit_again(forge_dir(job.directory), self._script, name, restarts, options)
-        except (SlurmRefused, OSError) as error:
-            return self._leave_note(ending, f"{refusal}; {error}")
-        self._exclusions.take(choice)
-        job.record("resubmitted", job=name, successor=new)
-        job.say(
-            f"Slurm does not requeue job {name} ({refusal}): resubmitted as {new}."
-            f" Jobs that depend on {name} do not wait for {new}: change their dependency by"
-            f" `scontrol update JobId=<their id> Dependency=<type>:{new}`."
-        )
-        job.set_backend(successor=new, **self._exclusions.to_json())
-        job.write(State.queued, ending.text)
-        return int(ExitCode.REQUEUE)
-
-    def _leave_note(self, ending: Ending, problem: str) -> int:
-        """Note for the launcher, or a command that resumes the sweep, to resubmit the job."""
-        because = f"{ending.text}; could not be requeued: {problem}"
-        self._job.say(
-            f"{because}. If the sweep's command is still running, it resubmits the job; otherwise"
-            " run that command again"
-        )
+    def _give_up(self, ending: Ending, problem: str) -> int:
+        """End the job, which Slurm does not requeue."""
+        because = f"{ending.text}; Slurm did not requeue the job: {problem}"
+        self._job.say(f"{because}. Run the sweep's command again: it submits the job")
         self._job.record("stopped", because=because)
-        self._job.set_backend(unrequeued=problem)
         code = ending.exit_code
         self._job.write(State.stopped, because, code=code, reason=Reason.unanswered)
         return code
-
-
-def _is_noted(folder: Path, job: str, restarts: int) -> bool:
-    """Whether there is a note for this start of the job."""
-    return (read_json(folder / _NOTE) or {}).get("of") == [job, restarts]
-
-
-def _submit_again(folder: Path, script: Path, job: str, restarts: int, options: list[str]) -> str:
-    """Submit a job's batch script again, for this job alone; returns the new number.
-
-    Only once, even if a process is killed then: a note is written before sbatch is called. If the
-    note has no job number, the next process first looks for another job with this batch script.
-
-    Args:
-        folder: The directory of the note.
-        script: The batch script.
-        job: The job's number, `<array>_<task>` in an array.
-        restarts: SLURM_RESTART_COUNT of the start that gets a successor.
-        options: More options for sbatch.
-    Raises:
-        SlurmRefused: If sbatch refuses, with Slurm's message.
-        OSError: If the note cannot be written.
-    """
-    path = folder / _NOTE
-    found = None
-    if _is_noted(folder, job, restarts):
-        noted = (read_json(path) or {})["job"]
-        found = noted or client.resubmitted(job, str(script), client.queue())
-    else:
-        write_json(path, {"of": [job, restarts], "job": None}, is_synced=True)
-    if found is None:
-        task = job.partition("_")[2]
-        number = client.submit(script, *options, *([f"--array={task}"] if task else []))
-        found = f"{number}_{task}" if task else number
-    write_json(path, {"of": [job, restarts], "job": found})
-    return str(found)
 
 
 def wait_for_room(plan: JobPlan, error: OSError) -> int:

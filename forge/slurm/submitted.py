@@ -214,8 +214,7 @@ def unpack(path: Path, number: int) -> Path:
         config = file.read(config_size)
     make_trusted_directory(forge_dir(directory))
     state = job_state.read(directory)
-    is_kept = state is not None and (state.state is State.finished or "unrequeued" in state.backend)
-    if not is_kept:
+    if state is None or state.state is not State.finished:
         (forge_dir(directory) / STATE).unlink(missing_ok=True)
     if not (forge_dir(directory) / CODE).exists():  # the first start notes it
         write_json(forge_dir(directory) / CODE, head["code"])

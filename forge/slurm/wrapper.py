@@ -65,7 +65,7 @@ class WrappedJob(TaskBackend):
         self._step = RunningStep(job, plan.slurm)
         sweep = script.parents[2]  # <sweep dir>/.forge/slurm/<script>
         self._exclusions = Exclusions(job.directory, sweep, plan.slurm.exclude_h, job.say)
-        self._requeueing = Requeueing(job, self._allocation, self._exclusions, script, self.look)
+        self._requeueing = Requeueing(job, self._allocation, self._exclusions, self.look)
         self._has_begun = True
         """Whether a task of the last attempt has begun."""
         self._is_killing = False
@@ -93,25 +93,19 @@ class WrappedJob(TaskBackend):
         is_same_job = before.job == allocation.name
         restarts = int(before.start or 0)
         is_same_start = is_same_job and restarts == allocation.restarts
-        ancestors = list(before.backend.get("ancestors", ()))
-        ancestors += [] if is_same_job else [before.job]
-        is_same_list = is_same_job or before.backend.get("successor") == allocation.name
-        self._exclusions.load(before.backend, is_same_list=is_same_list)
-        job.set_backend(ancestors=ancestors, **self._exclusions.to_json())
-        if is_same_start and "successor" in before.backend:
-            sys.exit(int(ExitCode.REQUEUE))
+        self._exclusions.load(before.backend, is_same_list=is_same_job)
+        job.set_backend(**self._exclusions.to_json())
         if before.state.is_final and is_same_start:  # then its wrapper was killed
             sys.exit(before.exit_code)
         if before.ends_next_start:
             sys.exit(job.repeat_end(before))
-        if before.state.is_final and "unrequeued" not in before.backend:
+        if before.state.is_final:
             job.set_budgets(None)
             return None  # requeued by hand: another chance
         job.set_budgets(before)
         if is_same_start:
-            self._requeueing.finish_resubmission(before)
             self._step.continue_at(int(before.backend.get("step", -1)))
-        # Slurm starts a job that was resubmitted without a requeue.
+        # Slurm starts a job with a new number without a requeue.
         self._account(allocation.restarts - (restarts + 1 if is_same_job else 0))
         if before.state is not State.running:
             return None

@@ -12,7 +12,6 @@ from forge.jobdir.job_state import State
 from forge.slurm import client
 from forge.slurm.client import Queued
 from forge.slurm.job_info import Stage, Why, cause_of, stage_of
-from forge.slurm.submitted import Submitted
 from forge.sweeps.job import SweepJob
 from forge.sweeps.sweep import Sweep, read_again
 
@@ -29,16 +28,13 @@ def asked(sweep: Sweep) -> Sweep:
     except SlurmRefused as error:
         text = f"squeue does not answer, so the states are those of the files: {error}"
         return replace(sweep, missing=(*sweep.missing, text))
-    scripts = Submitted(sweep.path, is_looked_at=True).scripts
     jobs = []
     for job in sweep.jobs:
         if job in left:
-            name = client.resubmitted(job.slurm_id, scripts.get(job.number, ""), queue)
-            slurm_id = job.slurm_id if queue_has(queue, job.slurm_id) or name is None else name
             # If Slurm has ended it: it may have recorded its end since its files were read.
-            again = job if queue_has(queue, slurm_id) else read_again(sweep.path, job)
+            again = job if queue_has(queue, job.slurm_id) else read_again(sweep.path, job)
             recorded = again if again.state.is_final else None
-            job = recorded or _with(replace(job, slurm_id=slurm_id), queue.get(slurm_id))
+            job = recorded or _with(job, queue.get(job.slurm_id))
         jobs.append(job)
     return replace(sweep, jobs=tuple(jobs))
 

@@ -154,7 +154,7 @@ def read_job(place: JobPlace, directory: Path, label: str, locks: HeldLocks) -> 
         rate=rate,
         left_s=left_s,
         node=(state.nodes if state else "") or files.ledger.host,
-        slurm_id=str(state.backend.get("successor") or state.job) if state else "",
+        slurm_id=state.job if state else "",
         hang=state.hang if state else "",
         began=starts[0].get("t") if starts else files.ledger.began,
         since=state.time if state else None,

@@ -31,7 +31,7 @@ LIMIT = JobInfo("COMPLETING", "TimeLimit", 0, None)
 SILENT = None
 
 QUEUED, HERE, IS_BACK = "requeued", "restarted in its allocation", "left in the queue"
-ENDS, NOTED = "ends", "noted for the launcher"
+ENDS, NOTED = "ends", "ends, since Slurm does not answer"
 
 
 class Row(NamedTuple):
@@ -109,7 +109,7 @@ def test_below_the_launcher_s_wrapper(row, played):
         QUEUED: any(kind == "requeue" for kind, *_ in ended.did),
         HERE: ended.num_attempts == 2,
         IS_BACK: ended.code == 75 and row.says is BACK,
-        NOTED: "unrequeued" in ended.state,
+        NOTED: ended.state["reason"] == "unanswered",
     }
     decision = next((name for name, is_it in decisions.items() if is_it), ENDS)
     assert (decision, budget(ended.state["counts"])) == row.launcher

@@ -28,8 +28,7 @@ from showcase_jobs import stops, table
 from slurm_apps import SlurmApp, SlurmJob
 from sweeps import SweptJob, assert_same_job
 
-from forge.jobdir import job_state, ledger
-from forge.launch.slurm.slurm_wait import numbers
+from forge.jobdir import ledger
 
 HERE = Path(__file__).parents[1]
 TESTS = (
@@ -41,7 +40,7 @@ TESTS = (
 )
 DONE = {
     "removed": "preempted, PreemptMode=CANCEL, GraceTime=0",
-    "anew": "the same, and Requeue=0",
+    "anew": "the same, and Requeue=0; then forge resume",
     "withdrawn": "scancel in that partition",
     "lost": "node lost with everything on it",
     "full": "scancel --full --signal=TERM",
@@ -49,7 +48,7 @@ DONE = {
     "stepd": "slurmstepd of the step killed",
     "extended": "TimeLimit 1 min extended to 10",
     "patient": "slurmctld away, back within the allocation",
-    "left": "slurmctld away beyond the allocation of 1 min",
+    "left": "slurmctld away beyond the allocation of 1 min; then forge resume",
     "test_a_job_without_room_for_its_checkpoint_waits_in_the_queue_and_resumes": "disk full",
     "test_a_preempted_job_without_a_policy_comes_back_where_slurm_brings_it_back": "no policy,"
     " preempted",
@@ -125,7 +124,7 @@ class Watched:
             result = "-"
         return [
             done,
-            "; ".join(self._seen(one) for one in reversed(numbers(job_state.read(job.directory)))),
+            self._seen(job.slurm_id),
             job.shown.get("Restarts", "-"),
             str(sum(one["kind"] == "attempt" for one in job.told)),
             ", ".join(one["because"] for one in told),

@@ -53,8 +53,8 @@ def test_a_job_is_read_from_its_environment(slurm):
     assert is_slurm_requeue()
 
 
-def test_a_job_that_was_resubmitted_ran_before(slurm, monkeypatch):
-    """Where Slurm does not requeue it has another number, and a count that begins at 0."""
+def test_a_job_that_forge_has_restarted_ran_before(slurm, monkeypatch):
+    """On the same nodes: Slurm's count stays 0."""
     slurm(SLURM_RESTART_COUNT="0")
     assert not is_slurm_requeue()
     monkeypatch.setenv("FORGE_RESTART_COUNT", "2")

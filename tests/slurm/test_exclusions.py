@@ -336,15 +336,6 @@ def test_a_job_that_is_not_to_be_requeued_is_not(jobs, make):
     assert (ended.did, ended.num_attempts) == ([], 1)
 
 
-def test_a_job_that_is_resubmitted_stays_off_the_nodes_as_well(jobs):
-    """The successor starts with the `--exclude` of the batch script, so it needs the list again."""
-    ended = fails(jobs[0], "n1", "refuse", refuses=NotRequeueable("presently disabled"))
-    assert ended.code == 75
-    assert ended.noted("submit") == [("submit", "script.sh", "--exclude=n1")]
-    successor = begin(jobs[0], RUNS, job="99", on="n2")
-    assert successor.state["excluded"] == ["n1"]
-
-
 # -- the controller's list of nodes ----------------------------------------------------------------
 
 SINFO = """\

@@ -12,14 +12,13 @@ import pytest
 from played_jobs import KILLED, PREEMPTED, RUNS, report
 
 from forge.config.schema import RequeueConfig
-from forge.errors import NoSuchJob, NotRequeueable, Reason, SlurmRefused
+from forge.errors import NoSuchJob, NotRequeueable, Reason
 from forge.job.requeue import Decision, spread
 from forge.jobdir import cancel_request
 from forge.jobdir.job_files import STATE, forge_dir, read_json
 from forge.jobdir.node_fault import NodeFault
 from forge.jobdir.plan import RequeueLimits
 from forge.jobdir.verdict import Verdict
-from forge.slurm.client import Queued
 from forge.slurm.job_info import JobInfo
 
 REQUEUED = [("requeue", "7")]
@@ -79,8 +78,7 @@ def test_without_an_answer_nothing_is_requeued(played):
     ended = played().step(75, *both(75)).run(replace(PREEMPTED, left_s=10.0), None)
     assert (ended.code, ended.did) == (75, [])
     assert (ended.state["state"], ended.state["reason"]) == ("stopped", "unanswered")
-    assert ended.state["unrequeued"] == "busy"
-    assert ended.state["because"] == "preempted; could not be requeued: busy"
+    assert ended.state["because"] == "preempted; Slurm did not requeue the job: busy"
 
 
 def test_a_controller_that_is_away_is_asked_until_the_allocation_ends(played):
@@ -105,7 +103,7 @@ ASKED_ONCE = "kill -TERM $PPID; until [ $(grep -c show $NOTES) -gt 1 ]; do sleep
 def test_a_job_that_is_being_killed_asks_once(played):
     """After KillWait the wrapper is killed, and could not record why the job has ended."""
     ended = played().step(75, *both(75), first=ASKED_ONCE).run(None, left_s=430.0)
-    assert ended.state["unrequeued"] == "busy"
+    assert ended.state["reason"] == "unanswered"
     assert len(ended.noted("show")) == 4  # the limit, at the signal, at the end, for the requeue
 
 
@@ -364,61 +362,15 @@ KILLED_BY_PREEMPTION = JobInfo(
     is_requeueable=False,
 )
 DISABLED = NotRequeueable("Requested operation is presently disabled")
-SUBMITTED = ("submit", "script.sh")
 
 
-def preempted(job, **more):
-    """Start the job; Slurm preempts it without a requeue."""
-    return job.step(143, *both(143)).run(KILLED_BY_PREEMPTION, refuses=DISABLED, **more)
-
-
-def test_it_is_submitted_anew_with_its_number_in_the_array(played, monkeypatch):
-    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "7")
-    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
-    ended = preempted(played())
-    (asked,) = ended.noted("submit")
-    assert asked == (*SUBMITTED, "--array=3")
-    assert (ended.code, ended.state["state"], ended.state["successor"]) == (75, "queued", "99_3")
-
-
-@pytest.mark.parametrize("was_submitted", [True, False])
-def test_a_kill_between_sbatch_and_the_note_gives_one_successor(played, was_submitted):
-    """The intent is on disk before sbatch; the queue shows whether sbatch succeeded."""
-    job = played()
-    killed = preempted(job, submits=KeyboardInterrupt)
-    assert len(killed.noted("submit")) == 1
-    job.left("starting", restarts=0)
-    own = {"7": Queued("RUNNING", "None", str(job.script))}
-    successor = {"99": Queued("PENDING", "None", str(job.script))} if was_submitted else {}
-    ended = job.run(RUNS, left_s=None, refuses=DISABLED, queue=own | successor)
-    assert (ended.code, len(ended.noted("submit"))) == (75, 0 if was_submitted else 1)
-    assert (ended.state["successor"], ended.state["counts"]["preemptions"]) == ("99", 2)
-
-
-def test_a_wrapper_that_has_submitted_its_job_anew_does_not_run_it(played):
-    """The batch script restarts a killed wrapper until Slurm ends the script, too."""
-    job = played()
-    before = preempted(job).num_attempts
-    ended = job.run(RUNS, left_s=None)
-    assert (ended.code, ended.num_attempts) == (75, before)
-
-
-def test_the_successor_has_the_budgets_of_its_predecessor(played):
-    """A job with a new Slurm id is still the same job."""
-    job = played().left("starting", restarts=-1, counts={"preemptions": 5}, because="why")
-    ended = preempted(job)
-    assert ended.state["successor"] == "99"
-    successor = job.run(RUNS, job="99")
-    assert (successor.code, successor.state["counts"]["preemptions"]) == (0, 6)
-    assert successor.state["ancestors"] == ["7"]
-
-
-def test_what_sbatch_refuses_is_left_to_the_launcher(played):
-    """Some sites do not allow sbatch on their compute nodes."""
-    refused = SlurmRefused("sbatch: Access/permission denied")
-    said = preempted(played(), submits=refused).state["unrequeued"]
-    assert "presently disabled" in said
-    assert "permission denied" in said
+def test_a_job_that_slurm_does_not_requeue_ends_and_says_so(played):
+    """The sweep's command submits it again, with its checkpoints."""
+    ended = played().step(143, *both(143)).run(KILLED_BY_PREEMPTION, refuses=DISABLED)
+    assert (ended.code, ended.did) == (143, [])
+    assert (ended.state["state"], ended.state["reason"]) == ("stopped", "unanswered")
+    assert "Slurm did not requeue the job: Requested operation is presently disabled" in ended.said
+    assert "Run the sweep's command again" in ended.said
 
 
 # -- signals that are not Slurm's ------------------------------------------------------------------

@@ -17,7 +17,6 @@ from typing import Any
 
 from forge.errors import NoAnswer, SlurmRefused
 from forge.slurm import client
-from forge.slurm.client import Queued
 from forge.slurm.job_info import JobInfo
 from forge.slurm.wrapper import wrapper_of
 
@@ -39,9 +38,6 @@ class Says:
     """Whether the controller is busy as it is asked to end a step for the first time."""
     then: tuple[str, Any] = ("", None)
     """A function of `client`, and the answer of `show` once it was called."""
-    submits: str | Exception | type[BaseException] = "99"
-    """What sbatch says."""
-    queue: dict[str, Queued] = field(default_factory=dict)
     is_orphaned: bool = False
     """Whether the batch script is killed, once the wrapper has begun."""
     hours_a_second: float = 0.0
@@ -108,17 +104,6 @@ class Controller:
 
     def lost_nodes(self, nodes: str, within_s: float) -> list[str]:
         return self.says.lost
-
-    def queue(self) -> dict[str, Queued]:
-        return self.says.queue
-
-    def submit(self, script: Path, *options: str) -> str:
-        if isinstance(self.says.submits, Exception):
-            raise self.says.submits
-        self.note("submit", script.name, *options)
-        if not isinstance(self.says.submits, str):
-            raise self.says.submits  # it is killed as sbatch answers
-        return self.says.submits
 
     def srun(self, arguments: list[str], output: str, command: list[str]) -> list[str]:
         """A step that does what the next of the prepared scripts does."""

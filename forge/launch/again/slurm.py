@@ -10,7 +10,7 @@ from typing import Any
 
 from forge import messages
 from forge.errors import ConfigError, SlurmRefused
-from forge.jobdir import cancel_request, job_state, jsonl, plan
+from forge.jobdir import cancel_request, jsonl, plan
 from forge.jobdir.job_files import PLAN, STATE, forge_dir, job_ledger
 from forge.jobdir.plan import JobPlan
 from forge.launch import snapshot
@@ -21,7 +21,6 @@ from forge.launch.slurm.cluster import Cluster
 from forge.launch.slurm.launcher import step_plan
 from forge.launch.slurm.sbatch import OptionGroup, batches, job_name, log_folder
 from forge.launch.slurm.slurm_options import SlurmOptions
-from forge.launch.slurm.slurm_wait import newest
 from forge.launch.sweep import SweepDir
 from forge.slurm import client
 from forge.slurm.submitted import Submitted, bundle_paths, submissions, unpack, write_unpacked
@@ -101,13 +100,11 @@ def _not_in_queue(jobs: Sequence[SweepJob], submitted: Submitted) -> Iterator[Sw
     submitted.find_lost(queue)
     for job in jobs:
         # Another `forge resume` has perhaps submitted it, since the job was read.
-        state = job_state.read(job.directory)
-        slurm_id = newest(submitted.ids.get(job.number) or job.slurm_id, state)
+        slurm_id = submitted.ids.get(job.number) or job.slurm_id
         script = submitted.scripts.get(job.number, "")
-        again = client.resubmitted(slurm_id, script, queue) or slurm_id
-        known = queue.get(again)
+        known = queue.get(slurm_id)
         if known is not None and known.is_alive and known.script == script:
-            messages.say(f"job {job.number} is in the queue as {again}: nothing to do")
+            messages.say(f"job {job.number} is in the queue as {slurm_id}: nothing to do")
         else:
             yield job
 

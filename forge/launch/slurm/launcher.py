@@ -37,7 +37,7 @@ from forge.launch.slurm import sbatch, slurm_options
 from forge.launch.slurm.cluster import Cluster
 from forge.launch.slurm.sbatch import Batch, OptionGroup, batches, job_name, log_folder
 from forge.launch.slurm.slurm_options import SlurmOptions
-from forge.launch.slurm.slurm_wait import QueueWatcher, SubmittedJob, newest
+from forge.launch.slurm.slurm_wait import QueueWatcher, SubmittedJob
 from forge.launch.sweep import SweepDir
 from forge.slurm import client, step
 from forge.slurm.client import Queued
@@ -114,11 +114,8 @@ def launch(request: Request) -> list[JobReturn]:
                 return [result_of(job.composed, _observed(job, None)) for job in jobs]
             logs = log_folder(options.submitit_folder, directory)
             observed = [_observed(job, logs) for job in jobs]
-            for one in observed:
-                one.script = submitted.scripts.get(one.number, "")
-            resubmit = functools.partial(_resubmit, jobs, options, shared, submitted, cluster)
             title = display.title(directory, (job.place.overrides for job in composed))
-            watcher = QueueWatcher(observed, options.progress, resubmit, title)
+            watcher = QueueWatcher(observed, options.progress, title)
             stopped_by = watcher.run()
         finally:
             sweep.close()
@@ -171,12 +168,9 @@ def _find(jobs: list[_Job], submitted: Submitted, directory: Path) -> None:
             job.is_stale = is_stale(job.composed, code)
             job.is_finished = not job.is_stale
         number = job.composed.place.number
-        slurm_id = newest(submitted.ids.get(number, ""), state)
+        slurm_id = submitted.ids.get(number, "")
         known, script = queue.get(slurm_id), submitted.scripts.get(number, "")
-        if known is None or not known.is_alive:  # a killed wrapper could not record this
-            slurm_id = client.resubmitted(slurm_id, script, queue) or ""
-            known = queue.get(slurm_id)
-        if known is None or job.is_finished:
+        if known is None or not known.is_alive or job.is_finished:
             continue
         if known.script != script or not Path(script).is_relative_to(directory):
             continue  # a job of another sweep, for example if this directory is a copy
@@ -315,30 +309,6 @@ def _pack(job: _Job, shared: payload.Shared, cluster: Cluster) -> tuple[Path, Jo
     return composed.directory, made, data
 
 
-def _resubmit(
-    jobs: list[_Job],
-    options: SlurmOptions,
-    shared: payload.Shared,
-    submitted: Submitted,
-    cluster: Cluster,
-    gone: list[SubmittedJob],
-) -> None:
-    """Submit again the jobs that left the queue, although they have to run again."""
-    directory, before = submitted.sweep, dict(submitted.ids)
-    try:
-        # Raises if squeue does not answer: jobs of an earlier try can be in the queue.
-        submitted.find_lost(client.queue())
-        left = [one.number for one in gone if submitted.ids[one.number] == before[one.number]]
-        again = [job for job in jobs if job.composed.place.number in left]
-        calls = _calls(again, options, directory, cluster.max_array_size)
-        _submit(calls, again, shared, submitted, cluster, job_dir.sweep_command(directory))
-    finally:
-        for one in gone:
-            if submitted.ids[one.number] != before[one.number]:
-                one.slurm_id = submitted.ids[one.number]
-                one.script = submitted.scripts[one.number]
-
-
 # -- afterwards ------------------------------------------------------------------------------------
 
 
@@ -372,8 +342,7 @@ def _say_how(jobs: list[SubmittedJob], command: str) -> None:
     queued: list[SubmittedJob] = []
     rest: list[SubmittedJob] = []
     for job in jobs:
-        is_there = not job.state.is_final and not job.unrequeued
-        (queued if is_there else rest).append(job)
+        (rest if job.state.is_final else queued).append(job)
     ids = _arrays(queued)
     if ids:
         messages.say(

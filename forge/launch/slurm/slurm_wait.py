@@ -10,14 +10,13 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from forge import messages
-from forge.errors import ForgeError, Reason, SlurmRefused
+from forge.errors import Reason, SlurmRefused
 from forge.jobdir import cancel_request
 from forge.jobdir.job_state import JobState, State
 from forge.launch.opening import handled
@@ -43,24 +42,16 @@ class SubmittedJob(ObservedJob):
     slurm_id: str = ""
     logs: Path | None = None
     """Folder with the output of the batch scripts."""
-    script: str = ""
-    """Path of the batch script."""
-    unrequeued: str = ""
-    """Why the wrapper could not requeue the job, so that the launcher has to."""
     _gone: float | None = None
 
     def is_own(self, content: JobState) -> bool:
-        """Whether the state was written under a current or earlier id of the job."""
-        return self.slurm_id in numbers(content)
+        """Whether the state was written under this id of the job."""
+        return self.slurm_id == content.job
 
     def take(self, content: JobState) -> None:
-        """Update the state, the job id, and the reason if the job ended."""
+        """Update the state, and the reason if the job ended."""
         super().take(content)
-        self.slurm_id = numbers(content)[0]
-        self.unrequeued = content.backend.get("unrequeued", "")
-        if self.unrequeued:
-            self.state, self.because = State.queued, f"not requeued: {self.unrequeued}"
-        elif self.state.is_final:
+        if self.state.is_final:
             self.reason, self.code = content.reason, content.code
 
     def learn(self, queued: client.Queued | None, now: float) -> None:
@@ -94,7 +85,7 @@ class SubmittedJob(ObservedJob):
         if queued is not None and queued.reason not in ("None", ""):
             said += f" ({queued.reason})"
         content = self.read_state()
-        if content is not None and content.state is State.finished:  # under another job id
+        if content is not None and content.state is State.finished:
             self.state, self.because, self.code = State.finished, "finished", 0
             return
         if is_cancelled:  # while it waited in the queue, without a wrapper
@@ -108,23 +99,6 @@ class SubmittedJob(ObservedJob):
             self.because += f"; {what} {' '.join(logs)}"
 
 
-def numbers(state: JobState | None) -> list[str]:
-    """The Slurm ids of a job, from its wrapper's state; the current id comes first.
-
-    If Slurm does not requeue a job, the wrapper resubmits it, which gives it another id.
-    """
-    if state is None:
-        return []
-    found = (state.backend.get("successor"), state.job, *state.backend.get("ancestors", ()))
-    return [number for number in found if number]
-
-
-def newest(slurm_id: str, state: JobState | None) -> str:
-    """The id of a job that was submitted under this one, which its wrapper has perhaps replaced."""
-    known_as = numbers(state)
-    return known_as[0] if slurm_id in known_as else slurm_id
-
-
 class QueueWatcher:
     """Waits until every job has ended; a signal ends the waiting, not the jobs."""
 
@@ -132,18 +106,12 @@ class QueueWatcher:
         self,
         jobs: list[SubmittedJob],
         progress: Any,
-        submit: Callable[[list[SubmittedJob]], None] | None = None,
         title: str = "",
     ) -> None:
-        """`submit`: resubmits jobs and sets their new ids; raises ForgeError, OSError.
-
-        `title`: of the table.
-        """
+        """`title`: of the table."""
         self._jobs = jobs
         self._views = Views(jobs)
         self._title = title
-        self._submit = submit
-        self._problem = ""
         self._progress = progress
         self._received: list[int] = []
         self._told = pending.Told()
@@ -196,22 +164,9 @@ class QueueWatcher:
                 )
         elif answer is not None:
             self._refused = 0
-            left = []
             for job in waiting:
-                queued = answer.get(job.slurm_id)
-                if queued is None or not queued.is_alive:
-                    successor = client.resubmitted(job.slurm_id, job.script, answer)
-                    job.slurm_id = successor or job.slurm_id
-                    queued = answer.get(job.slurm_id)
-                if job.taken > self._asked:
-                    continue  # the wrapper's state is newer than this answer
-                if not job.unrequeued or (queued is not None and queued.is_alive):
-                    job.learn(queued, now)
-                elif job.is_cancelled(queued):
-                    job.vanish(queued)
-                else:
-                    left.append(job)
-            self._resubmit(left)
+                if job.taken <= self._asked:  # else the wrapper's state is newer than this answer
+                    job.learn(answer.get(job.slurm_id), now)
             self._tell_pending(waiting)
         is_asking = self._question is not None and self._question.is_alive()
         if waiting and not is_asking and now - self._asked >= _ASK_S:
@@ -220,33 +175,12 @@ class QueueWatcher:
             self._question.start()
         return bool(waiting)
 
-    def _warn_once(self, problem: str) -> None:
-        if problem != self._problem:
-            messages.warn(problem)
-        self._problem = problem
-
     def _ask(self) -> None:
         """Runs in a thread, since a busy controller can take a minute, and Ctrl+C must not wait."""
         try:
             self._answer = client.queue()
         except SlurmRefused as error:
             self._answer = error
-
-    def _resubmit(self, jobs: list[SubmittedJob]) -> None:
-        """Resubmit the jobs that their wrappers could not requeue, for lack of a controller."""
-        if not jobs or self._submit is None:
-            return
-        before = [job.slurm_id for job in jobs]
-        try:
-            self._submit(jobs)
-        except (ForgeError, OSError) as error:  # a full disk, say
-            self._warn_once(str(error))  # the next answer leads to another try
-        for job, old in zip(jobs, before, strict=True):
-            if job.slurm_id == old:
-                continue
-            again = f"{old} was {job.because}; resubmitted as {job.slurm_id}"
-            self._display.say(f"job {job.number}: {again}")
-            job.unrequeued, job.because = "", ""
 
     def _tell_pending(self, waiting: list[SubmittedJob]) -> None:
         """Print why jobs wait, at each change; the table does not show the remedy."""

@@ -13,13 +13,11 @@ import pytest
 from cluster import submit, wait_for
 from slurm_apps import BARE_CONF, SlurmApp
 
-from forge.cli import cancel
-from forge.errors import ConfigError, SlurmRefused
+from forge.errors import SlurmRefused
 from forge.jobdir.job_files import STATE, forge_dir, write_json
 from forge.launch.slurm import slurm_wait
 from forge.launch.slurm.slurm_wait import QueueWatcher, SubmittedJob
 from forge.slurm import client
-from forge.slurm.client import Queued
 
 TRAIN = """
     import time
@@ -119,44 +117,6 @@ def test_a_submission_whose_answer_was_lost_is_found_and_not_done_twice(
     assert sweep.wait() == 0, sweep.output
     (taken,) = (tmp_path / "taken").read_text().split()
     assert {job.slurm_id for job in app.jobs().values()} == {f"{taken}_0", f"{taken}_1"}
-
-
-def test_nothing_is_submitted_anew_before_the_queue_is_known(tmp_path, monkeypatch):
-    """A busy controller can have accepted an earlier try, without an answer from sbatch."""
-    train = """
-    from forge.launch.slurm import slurm_wait
-    slurm_wait._LOOK_S = slurm_wait._ASK_S = 0.0
-    """
-    cluster = SimpleNamespace(environment={})
-    app = SlurmApp(cluster, tmp_path / "app", train + TRAIN, BARE_CONF)
-    first, last = submitted(tmp_path / "first"), submitted(tmp_path / "last")
-    say(first, "stopped", "7", unrequeued="nobody answered", reason="unanswered", code=75)
-    say(last, "failed", "8", ancestors=["7", "9"], reason="crashed", code=1)
-    for name, text in {
-        "scontrol": "exit 1",
-        "sbatch": """
-            echo "$2" >>submitted
-            case $(wc -l <submitted) in
-                1) mkdir -p sweep/0 && cp -r ../first/.forge sweep/0; echo 7;;
-                2) echo "sbatch: error: Socket timed out" >&2; exit 1;;
-                *) echo 9;;
-            esac
-        """,
-        "squeue": """
-            script=$(sed -n 2p submitted)
-            [ "$script" ] || exit 0
-            echo >>asked
-            case $(wc -l <asked) in
-                1 | 3) exit 1;;  # after sbatch, and before the next try
-                6) cp -r ../last/.forge sweep/0;;
-            esac
-            echo "8|RUNNING|None|$script"
-        """,
-    }.items():
-        fake(tmp_path, monkeypatch, name, text)
-    output = app.run().stdout
-    assert len((app.folder / "submitted").read_text().splitlines()) == 2, output
-    assert "resubmitted as 8" in output
 
 
 # -- what ends it ------------------------------------------------------------------------------
@@ -261,78 +221,6 @@ def at_once(monkeypatch):
             thread.join()
 
 
-def test_a_job_that_its_wrapper_submitted_anew_is_followed(tmp_path, monkeypatch, at_once):
-    """The job's first id is no longer in the queue, but the job is alive under a new id."""
-    job = submitted(tmp_path)
-    say(job, "starting", "7", successor="9")
-    answers = [
-        {"7": Queued("PREEMPTED", "None"), "9": Queued("PENDING", "Priority")},
-        {"9": Queued("RUNNING", "None")},
-    ]
-    is_over = threading.Event()
-
-    def queue():
-        assert job.slurm_id == "9"
-        if answers:
-            return answers.pop(0)
-        if not is_over.is_set():  # the thread may ask once more, when the directory is gone
-            is_over.set()
-            say(job, "finished", "12", ancestors=["7", "9"], reason="finished", code=0)
-        return {}
-
-    monkeypatch.setattr(client, "queue", queue)
-    assert QueueWatcher([job], "none").run() is None
-    assert (job.state.name, job.slurm_id) == ("finished", "12")
-
-
-def test_a_successor_that_nobody_has_told_of_is_found_by_its_batch_script(
-    tmp_path, monkeypatch, at_once
-):
-    """The wrapper was killed between sbatch and its note: else the job would be submitted twice."""
-    job = submitted(tmp_path, slurm_id="7_3")
-    job.script = "/sweep/1.sh"
-    say(job, "running", "7_3")
-    others = {
-        "7_3": Queued("PREEMPTED", "None", "/sweep/1.sh"),
-        "7_4": Queued("RUNNING", "None", "/sweep/1.sh"),
-        "8_3": Queued("RUNNING", "None", "/sweep/2.sh"),
-    }
-
-    def queue():
-        if job.slurm_id == "9_3":
-            say(job, "finished", "9_3", ancestors=["7_3"], reason="finished", code=0)
-        return others | {"9_3": Queued("PENDING", "Priority", "/sweep/1.sh")}
-
-    monkeypatch.setattr(client, "queue", queue)
-    assert QueueWatcher([job], "none").run() is None
-    assert (job.state.name, job.slurm_id) == ("finished", "9_3")
-
-
-def test_what_a_wrapper_could_not_requeue_is_submitted_anew_once(tmp_path, monkeypatch, at_once):
-    """The controller was away for longer than the allocation; now it answers."""
-    job, calls = submitted(tmp_path), []
-    say(job, "stopped", "7", unrequeued="nobody answered", reason="unanswered", code=75)
-    states = ["RUNNING", "COMPLETING", "COMPLETED", "COMPLETED", "COMPLETED"]
-    problems = [ConfigError(["sbatch: not now"], "The submission"), OSError(28, "no space left")]
-
-    def queue():
-        if job.slurm_id == "9":
-            say(job, "finished", "9", reason="finished", code=0)
-            return {}
-        return {"7": Queued(states.pop(0), "None")}
-
-    def anew(jobs):
-        calls.append((len(states), *(one.slurm_id for one in jobs)))
-        if problems:
-            raise problems.pop(0)
-        job.slurm_id = "9"
-
-    monkeypatch.setattr(client, "queue", queue)
-    assert QueueWatcher([job], "none", anew).run() is None
-    assert calls == [(2, "7"), (1, "7"), (0, "7")]  # not while it was leaving
-    assert (job.state.name, job.slurm_id) == ("finished", "9")
-
-
 def test_only_the_end_before_a_requeue_by_hand_is_ignored(tmp_path):
     """A job that starts and fails while the launcher submits others has another end."""
     job = submitted(tmp_path)
@@ -348,30 +236,9 @@ def test_only_the_end_before_a_requeue_by_hand_is_ignored(tmp_path):
     assert (again.state.name, again.code) == ("failed", 76)
 
 
-@pytest.mark.parametrize("command", ["scancel", "forge cancel"])
-def test_what_a_wrapper_could_not_requeue_is_not_submitted_anew_if_it_was_cancelled(
-    command, tmp_path, monkeypatch, at_once, capfd
-):
-    """The job's state is final, but the launcher would start it again."""
-    job = submitted(tmp_path / "0")
-    forge_dir(tmp_path).mkdir()
-    say(job, "stopped", "7", unrequeued="nobody answered", reason="unanswered", code=75)
-    state = "CANCELLED"
-    if command == "forge cancel":
-        state = "FAILED"  # the batch script has ended by itself
-        entry = {"number": 0, "subdir": "0", "overrides": ["lr=1"]}
-        write_json(forge_dir(tmp_path) / "jobs.jsonl", entry)
-        assert cancel.main([str(tmp_path), "0"]) == 0
-        assert capfd.readouterr().out == "job 0: cancelled; it does not start again\n"
-    monkeypatch.setattr(client, "queue", lambda: {"7": Queued(state, "None")})
-    watcher = QueueWatcher([job], "none", lambda jobs: pytest.fail("it is submitted again"))
-    assert watcher.run() is None
-    assert (job.state.name, job.reason.name, job.because) == ("stopped", "cancelled", "cancelled")
-
-
 def test_a_state_of_another_submission_is_not_taken_for_this_one_s(tmp_path):
     """The state file of an earlier launch does not describe the job that is pending now."""
     job = submitted(tmp_path, slurm_id="60")
-    say(job, "failed", "12", ancestors=["7"], successor="13", reason="failed", code=1)
+    say(job, "failed", "12", reason="failed", code=1)
     job.poll()
     assert (job.state.name, job.slurm_id) == ("queued", "60")
