@@ -83,7 +83,6 @@ def _values(hint: Any, known: keys.Key) -> str:
     kinds = [one for one in typing.get_args(hint) if one is not type(None)]
     is_union = typing.get_origin(hint) not in (None, list, dict)
     kind, more = (kinds[0], ", null") if is_union else (hint, "")
-    kind = float if known.word else kind
     if isinstance(kind, type) and issubclass(kind, Enum):
         found = ", ".join(f"`{name}`" for name in kind.__members__)
     elif known.choices:
@@ -93,8 +92,6 @@ def _values(hint: Any, known: keys.Key) -> str:
         found = names.get(kind) or ("list" if typing.get_origin(kind) is list else "mapping")
     if known.gt is not None:
         found += f" above {known.gt:g}"
-    if known.word:
-        found = f"`{known.word}`, {found}"
     if known.ge is not None:
         found += f", at least {known.ge:g}"
     return found + more

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import pickle
 from collections.abc import Iterator, Mapping
@@ -156,9 +155,6 @@ def _set(typed: DictConfig, key: str, value: Any) -> str | None:
     if isinstance(value, bool) and not isinstance(OmegaConf.select(typed, path), bool):
         # YAML 1.1 reads on, off, yes and no as booleans; OmegaConf would take True for 1.
         return f"{shown}: {_expected(typed, path)}, found a boolean."
-    if path == "checkpoint.every_s" and isinstance(value, int | str) and value is not False:
-        with contextlib.suppress(ValueError):
-            value = float(value)  # YAML 1.1 reads 1e3 as text
     if isinstance(value, float) and _kind(typed, path) is int:
         if not value.is_integer():
             return f"{shown}: {_expected(typed, path)}, found a fraction."
@@ -217,4 +213,4 @@ def _expected(typed: DictConfig, key: str, verb: str = "expected ") -> str:
     if kind is RequeueRule:
         return verb + "a list of {exit_codes: [1, …], max_restarts: 2}"
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
-    return verb + names.get(kind, "a number or `auto`")
+    return verb + names.get(kind, "a value")

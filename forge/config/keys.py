@@ -27,8 +27,6 @@ class Key:
     """The value must be at least this, and finite."""
     choices: tuple[str, ...] = ()
     """The allowed words; for an enum they follow from its type."""
-    word: str = ""
-    """A word that a number can be replaced by."""
     remedy: str = ""
     """What to do if a value is out of bounds, or a string is empty."""
     is_filled: bool = False

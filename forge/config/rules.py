@@ -49,12 +49,9 @@ def _key_problems(p: Policy) -> dict[str, str]:
     """Values that the key's own bounds in `schema.py` forbid, as problem and key."""
     found: dict[str, str] = {}
     for name, value, known in keys.walk(p):
-        if value is None or (known.word and value == known.word):
+        if value is None:
             continue
         key, remedy = f"resilience.{name}", known.remedy and f" {known.remedy}"
-        if known.word and isinstance(value, str):
-            found[f"`{key}={value}`: expected a number or `{known.word}`, found {value!r}."] = name
-            continue
         if known.gt is not None and not known.gt < value < math.inf:
             found[f"`{key}={value:g}`: has to be above {known.gt:g} and finite.{remedy}"] = name
         if known.ge is not None and not known.ge <= value < math.inf:

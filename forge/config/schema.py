@@ -15,8 +15,6 @@ from typing import Any
 from forge.config.keys import key
 from forge.errors import Reason
 
-AUTO = "auto"
-"""Value of `checkpoint.every_s`: computed by `forge/training/interval.py`."""
 SIGNALS = ("TERM", "INT", "HUP", "USR1", "USR2")
 """Signals that a policy can name: they can be caught, and people send them to jobs."""
 SLURM_KEYS = (
@@ -485,15 +483,11 @@ class CheckpointConfig:
         remedy="To switch it off, set it to null.",
         help="Steps between two periodic checkpoints. null: none are saved by steps.",
     )
-    every_s: int | float | str | None = key(
-        AUTO,
+    every_s: float | None = key(
+        600.0,
         gt=0,
-        word=AUTO,
         remedy="To switch it off, set it to null.",
-        help="Seconds from the last save to the next periodic one; auto: computed at each start,"
-        " from the time that saves take and the time between losses. A loss is a kill, a lost node"
-        " or a hang. The computed interval is 10 s to an hour, and a new job saves after 10 s."
-        " null: none are saved by time.",
+        help="Seconds from the last save to the next periodic one. null: none are saved by time.",
     )
     keep_last: int = key(
         3,

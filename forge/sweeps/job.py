@@ -72,8 +72,6 @@ class SweepJob:
     """How the objects with which the training began differ from those of the first start."""
     save_every_s: float | None = None
     """Seconds between two periodic saves; None: none are saved by time, or it is not known."""
-    saves: str = ""
-    """The same for people, with the reason if forge computed it; empty if it is not known."""
     metrics: dict[str, Metric] = field(default_factory=dict)
     """Name -> values logged so far."""
     rate: float | None = None

@@ -129,7 +129,6 @@ def read_job(place: JobPlace, directory: Path, label: str, locks: HeldLocks) -> 
     progress = files.progress
     rate, left_s = _speed(files, now)
     steps = progress.planned if progress else None
-    interval = (files.ledger.start or {}).get("interval") or {}
     return SweepJob(
         number=place.number,
         directory=directory,
@@ -148,8 +147,7 @@ def read_job(place: JobPlace, directory: Path, label: str, locks: HeldLocks) -> 
         checkpoint=checkpoint,
         lost_step=lost_step,
         start_problem=str((files.ledger.start or {}).get("problem", "")),
-        save_every_s=interval.get("every_s"),
-        saves=str(interval.get("text", "")),
+        save_every_s=(files.ledger.start or {}).get("every_s"),
         metrics=files.ledger.metrics,
         rate=rate,
         left_s=left_s,

@@ -168,8 +168,6 @@ def notes(job: SweepJob, now: float, *, is_single: bool = False) -> list[str]:
             facts.append(f"on {job.node}")
     if facts:
         found.append(" · ".join(facts))
-    if is_single and job.state.is_active and job.saves:
-        found.append(f"saves {job.saves}")
     return [*found, *job.missing]
 
 

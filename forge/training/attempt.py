@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge import messages
 from forge.compat import of_torch
-from forge.config.schema import AUTO, NanAction, Policy, SignalAction
+from forge.config.schema import NanAction, Policy, SignalAction
 from forge.data import workers
 from forge.errors import CheckpointError, ConfigError, Exit, ForgeError, RankLost
 from forge.group.collectives import enter_group
@@ -30,16 +30,15 @@ from forge.health import attempt
 from forge.jobdir import job_dir, spawned
 from forge.jobdir.job_files import RANK, REHEARSAL, SAVE_WITHIN, forge_dir
 from forge.process import sections
-from forge.process.time_limit import TimeLimit, first_save_s
+from forge.process.time_limit import TimeLimit
 from forge.shutdown import stopping
 from forge.state import unregistered
 from forge.state.initial_hyperparameters import InitialHyperparameters
 from forge.state.registry import StateRegistry
 from forge.state.run_state import RunState
-from forge.training import interval, misuse
+from forge.training import misuse
 from forge.training.boundary import Boundary
 from forge.training.decide import Halt
-from forge.training.interval import Interval
 from forge.training.loop.evaluations import Evaluations
 from forge.training.loop.loop_progress import LoopProgress, ResumableLoader
 from forge.training.loop.steps import Steps
@@ -279,29 +278,14 @@ class Attempt:
                 self.resumed_from = found.path.name
             if self._group.rank == 0:  # the other ranks have already read the file this replaces
                 owner.keep(directory.ledger)
-            self._interval = self._decide_interval()
             directory.record_start(
                 loops.step,
                 self.resumed_from,
                 owner.id,
-                self._interval,
                 objects="" if found is not None else self._train_state.digest(),
                 is_complete=loops.is_complete,
             )
             preflight.keep_threads(directory.job, is_resumed=found is not None)
-
-    def _decide_interval(self) -> Interval:
-        """The time between two saves: that of the policy, or computed on rank 0 for all ranks."""
-        every_s = self._policy.checkpoint.every_s
-        if every_s != AUTO:
-            return Interval(None if every_s is None else float(every_s))
-        directory = self._directory
-
-        def decide() -> Interval:
-            estimate_s = first_save_s(self._live_bytes)
-            return interval.decide(directory.job, directory.ledger.run, estimate_s)
-
-        return Interval(*self._exchange.broadcast("the interval between saves", decide))
 
     def _make_ready(self) -> None:
         """Receive signals, and build what a loop needs."""
@@ -317,9 +301,7 @@ class Attempt:
         announcement = signal.Signals[f"SIG{policy.signal.name}"]
         due_s = min(self._stop_s, policy.signal.warning_s)
         within_s = float(os.environ.get(SAVE_WITHIN) or math.inf)
-        if self._interval.is_auto and self.resumed_from is None:
-            within_s = min(within_s, interval.LEAST_S)  # early: it shows whether saves work at all
-        directory.saver.expect(self._live_bytes, self._interval.every_s, within_s)
+        directory.saver.expect(self._live_bytes, within_s)
         self._stops = stops = StopWatcher(handler, limit, directory.saver, self._nan)
         watchers = Watchers(self._watchers())
         self._shutdown = Shutdown(self.loops, directory, handler, limit, watchers)

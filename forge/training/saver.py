@@ -9,7 +9,6 @@ import math
 import shutil
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -27,7 +26,6 @@ from forge.jobdir.ledger_writer import Ledger
 from forge.process import sections
 from forge.process.progress import Phase
 from forge.process.time_limit import RECENT_SAVES, Recent, first_save_s
-from forge.training.interval import NUM_SAVES
 from forge.training.metrics import Metrics
 from forge.training.nan.nan_policy import NanPolicy
 
@@ -90,8 +88,7 @@ class Saver(Watcher):
         nan: NanPolicy,
         metrics: Metrics,
     ) -> None:
-        every_s = config.every_s
-        self._every_s = every_s if isinstance(every_s, int | float) else None
+        self._every_s = config.every_s
         self._store = store
         self._config = config
         self._ledger = ledger
@@ -112,20 +109,16 @@ class Saver(Watcher):
         """The latest time for the first save, by the monotonic clock."""
         self.costs = Recent(RECENT_SAVES)
         """Seconds that saves took, from the start of the snapshot to the commit."""
-        self._waits = deque[float](maxlen=NUM_SAVES)
-        """Seconds for which the last saves have stopped training."""
         self._evaluated: int | None = None
         """The step whose functions have run; its checkpoint on disk can be older than that."""
 
-    def expect(self, num_bytes: int, every_s: float | None, within_s: float = math.inf) -> None:
+    def expect(self, num_bytes: int, within_s: float = math.inf) -> None:
         """Set what the first save depends on.
 
         Args:
             num_bytes: Bytes of the parameters.
-            every_s: Seconds between two periodic saves; None: none are saved by time.
             within_s: Seconds until the first save is due in any case.
         """
-        self._every_s = every_s
         self._first_by = time.monotonic() + within_s
         self.costs = Recent(RECENT_SAVES, first_save_s(num_bytes))
 
@@ -414,7 +407,6 @@ class Saver(Watcher):
         """Record a commit that took so many seconds; training waits no longer for it."""
         save.end_pause()
         waited_s = save.waited_s or 0.0
-        self._waits.append(waited_s)
         self._ledger.write(
             "save",
             step=snapshot.step,
@@ -424,7 +416,6 @@ class Saver(Watcher):
             seconds=round(seconds, 4),
             began=round(save.stopped, 3),
             waited=round(waited_s, 4),
-            waits=[round(one, 4) for one in self._waits],
             summary=self._metrics.summary(),
         )
 

@@ -122,8 +122,8 @@ SINGLE = [
     ("nan.action", False, f"expected {WORDS}, found a boolean"),
     ("signal.actions.USR1", False, "expected stop | requeue | save | ignore, found a boolean"),
     ("checkpoint.every_steps", True, "expected a whole number, found a boolean"),
-    ("checkpoint.every_s", False, "expected a number or `auto`, found a boolean"),
-    ("checkpoint.every_s", "10m", "expected a number or `auto`, found '10m'"),
+    ("checkpoint.every_s", False, "expected a number, found a boolean"),
+    ("checkpoint.every_s", "10m", "expected a number, found '10m'"),
     ("checkpoint.dir", True, "expected a string, found a boolean"),
     ("health.checks.gpu", False, f"{CHECK_ACTIONS}, found a boolean"),
     # numbers
@@ -478,7 +478,6 @@ def test_interpolations_are_resolved(monkeypatch):
         ("checkpoint.every_steps", "20", 20),
         ("checkpoint.every_s", 5, 5.0),
         ("checkpoint.every_s", "1e3", 1000.0),
-        ("checkpoint.every_s", "auto", "auto"),
         ("checkpoint.every_s", None, None),
         ("checkpoint.async_save", "yes", True),
         ("checkpoint.dir", 2024, "2024"),

@@ -27,7 +27,6 @@ RUNS = {
     "agreement.py": (f"--calls 10 {ONE} --steps 10 --ranks 2", "2 ranks, sent by rank 0 in 10"),
     "checkpoint.py": (f"--mib 1 --threads 1 {ONE} --peers peers", "of which the end of the inter"),
     "health_beside.py": (f"--seconds 0.1 {ONE}", "wake-ups"),
-    "interval.py": ("--histories 1 --hours 10", "47 d"),
     "launch.py": (f"--jobs 1 {ONE}", "a sweep of one such job"),
     "lightning_step.py": (f"--steps 10 {ONE}", "ForgeCallback, stream"),
     "nan_check.py": (f"--millions 0.1 {ONE}", "no check"),

@@ -220,7 +220,7 @@ def test_a_save_beside_training_has_to_be_waited_for_first(tmp_path):
     """Both have to fit: the one that is under way, and that of the stop."""
     config = SimpleNamespace(every_s=None)
     saver = Saver(SimpleNamespace(), config, SimpleNamespace(sync=None), None, None)
-    saver.expect(200_000_000, None)
+    saver.expect(200_000_000)
     assert saver.cost_s == 4.0  # 1 s, and the weights with two moments at 200 MB/s
     saver.costs.add(1.5)
     assert saver.cost_s == 1.5

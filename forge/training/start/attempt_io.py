@@ -25,7 +25,6 @@ from forge.jobdir.job_files import forge_dir, step_dirs
 from forge.jobdir.ledger_writer import Ledger
 from forge.jobdir.verdict import Verdict
 from forge.shutdown import stopping
-from forge.training.interval import Interval
 from forge.training.metrics import Metrics
 from forge.training.nan.nan_policy import NanPolicy
 from forge.training.saver import Saver
@@ -124,7 +123,6 @@ class AttemptIO:
         step: int,
         resumed_from: str | None,
         job_id: str,
-        interval: Interval,
         *,
         objects: str,
         is_complete: bool,
@@ -135,7 +133,6 @@ class AttemptIO:
             step: Steps done.
             resumed_from: Name of the checkpoint; None if the training begins.
             job_id: Of the job and its config.
-            interval: The time between two saves.
             objects: A digest of the objects if the training begins; else empty.
             is_complete: Whether the training had finished.
         """
@@ -156,7 +153,7 @@ class AttemptIO:
             torch=torch.__version__,
             stop_s=self._stop_s,
             nan_action=self._nan_action.name,
-            interval={**interval._asdict(), "text": str(interval)},
+            every_s=self.config.every_s,
             summary=self.metrics.summary(),
         )
         self.ledger.progress(step)
