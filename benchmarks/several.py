@@ -7,13 +7,15 @@ addresses, which may take long on a machine that has none: they are given a seco
 
 from __future__ import annotations
 
-import multiprocessing
 import os
+import pickle
+import select
+import signal
 import tempfile
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -35,42 +37,49 @@ def on_ranks(size: int, do: Callable[..., Any], *args: Any) -> list[Any]:
     Raises:
         SystemExit: With what a rank has raised, or that one has died.
     """
-    context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
-        pipes = [context.Pipe(duplex=False) for _ in range(size)]
-        ranks = [
-            context.Process(target=_run, args=(rank, size, folder, pipes[rank][1], do, args))
-            for rank in range(size)
-        ]
-        for rank in ranks:
-            rank.start()
-        for _, sender in pipes:
-            sender.close()  # so that a rank that dies is noticed
+        ranks = [_Rank(rank, size, folder, do, args) for rank in range(size)]
         try:
-            found = [_received(receiver) for receiver, _ in pipes]
+            return [rank.received() for rank in ranks]
+        except BaseException:
+            for rank in ranks:
+                os.kill(rank.pid, signal.SIGKILL)
+            raise
         finally:
             for rank in ranks:
-                rank.kill() if any(one.exitcode for one in ranks) else rank.join(PATIENCE_S)
-    return found
+                os.waitpid(rank.pid, 0)
 
 
-def _received(receiver: Any) -> Any:
-    try:
-        is_good, value = receiver.recv() if receiver.poll(PATIENCE_S) else (False, "it hangs")
-    except EOFError:
-        is_good, value = False, "it has died"
-    if not is_good:
-        raise SystemExit(f"a rank failed: {value}")
-    return value
+class _Rank:
+    """A forked process, and the end of the pipe into which it writes its result."""
+
+    def __init__(self, rank: int, size: int, folder: str, do: Any, args: Any) -> None:
+        self.reader, writer = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.close(self.reader)
+            _run(rank, size, folder, writer, do, args)
+        os.close(writer)  # so that a rank that dies is noticed
+
+    def received(self) -> Any:
+        if not select.select([self.reader], [], [], PATIENCE_S)[0]:
+            raise SystemExit("a rank failed: it hangs")
+        with os.fdopen(self.reader, "rb") as file:
+            content = file.read()
+        is_good, value = pickle.loads(content) if content else (False, "it has died")
+        if not is_good:
+            raise SystemExit(f"a rank failed: {value}")
+        return value
 
 
-def _run(rank: int, size: int, folder: str, sender: Any, do: Any, args: Any) -> None:
+def _run(rank: int, size: int, folder: str, writer: int, do: Any, args: Any) -> NoReturn:
     torch.set_num_threads(1)
     try:
         meeting = f"file://{Path(folder, 'meeting')}"
         dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=size)
-        sender.send((True, do(rank, *args)))
+        result = True, do(rank, *args)
     except BaseException:  # noqa: BLE001 - the parent prints it
-        sender.send((False, traceback.format_exc()))
-        os._exit(1)
+        result = False, traceback.format_exc()
+    with os.fdopen(writer, "wb") as file:
+        file.write(pickle.dumps(result))
     os._exit(0)

@@ -32,16 +32,11 @@ from forge import messages
 from forge.errors import DirectoryInUse
 from forge.filesystem.files import open_file, read_plain, write_atomically
 from forge.filesystem.locks import is_in_place, release_lock
-from forge.jobdir import spawned
 
 TOKEN_FILE = ".fence.json"
 LOCK_FILE = ".lock"
 KEPT_FILE = ".lock.kept"
 
-_RANKS = (
-    " If your script trains in several processes (`torch.multiprocessing.spawn` with nprocs above"
-    " 1), call torch.distributed.init_process_group() in each of them before forge.Run."
-)
 _ARRAY = (
     " Tasks of a job array that start in the same second have the same directory, if its name is"
     " the time. Give each its own:"
@@ -121,7 +116,6 @@ class Fence:
             f"{self._directory} is in use by a running job: pid {holder.get('pid', 'unknown')} on"
             f" {holder.get('host', 'unknown')}, since {since}. Wait until that job ends, or stop"
             " it; or choose another `hydra.run.dir` or `resilience.checkpoint.dir`."
-            + (_RANKS if spawned.parent() is not None else "")
             + (_ARRAY if "SLURM_ARRAY_TASK_ID" in os.environ else "")
         )
 

@@ -30,7 +30,7 @@ from forge.errors import ConfigError, DirectoryInUse, ExitCode, ForgeError
 from forge.filesystem.files import make_directory
 from forge.hydra_app import frozen, hints
 from forge.hydra_app.job_policy import policy_of
-from forge.jobdir import identity, job_dir, plan, spawned, verdict
+from forge.jobdir import identity, job_dir, plan
 from forge.jobdir.job_files import REHEARSAL, forge_dir
 from forge.process import world
 from forge.shutdown import stopping
@@ -117,7 +117,6 @@ class JobConfig(Callback):
         hints.composition_succeeded()
         directory = Path(config.hydra.runtime.output_dir)
         policy = policy_of(config)
-        spawned.hand_on(None)  # the current value belongs to the process that started this one
         if policy is None or not policy.enabled:
             return
         _claim(directory)
@@ -127,11 +126,9 @@ class JobConfig(Callback):
         frozen.freeze(config, directory, written)
         frozen.keep_policy(config, directory)
         stopping.install(policy, forge_dir(directory))
-        stopping.has_job(directory)
         command = job_dir.resume_command(directory)
         stopping.offer_requeuer(batch_job.of_run)
         is_judged = stopping.requeuer(policy, directory) is not None or job_dir.is_supervised()
-        spawned.hand_on(spawned.Inherited(directory, command, Path(config.hydra.runtime.cwd)))
 
         def tell(name: str, code: int) -> None:
             text = f"{name} arrived before training began: there is nothing to save."
@@ -143,12 +140,8 @@ class JobConfig(Callback):
 
     @_guarded
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
-        """In the job's process, after the user's main: a child that stopped stops the job."""
+        """In the job's process, after the user's main."""
         directory = Path(config.hydra.runtime.output_dir)
-        code = verdict.of_child(directory)
-        said = verdict.read(directory)
-        if code and said is not None:
-            sys.exit(stopping.last_act(code, said.reason))
         if directory in _claims:  # the next job of this process can be in the same directory
             _claims.pop(directory).release()
 
@@ -174,8 +167,7 @@ def _claim(directory: Path) -> None:
     Otherwise two that start at once, such as tasks of an array, mix their configs and states. If
     there is a wrapper, it has locked the directory; of several ranks, rank 0 does.
     """
-    has_owner = job_dir.is_supervised() or spawned.inherited() is not None
-    if has_owner or directory in _claims or world.of(os.environ).rank:
+    if job_dir.is_supervised() or directory in _claims or world.of(os.environ).rank:
         return
     try:
         make_directory(forge_dir(directory))

@@ -23,7 +23,7 @@ from forge.job.command import CommandSupervisor
 from forge.job.ending import Ending
 from forge.job.hang_watch import HangWatch
 from forge.job.supervisor import Supervisor
-from forge.jobdir import ledger, node_fault, rank_report, verdict
+from forge.jobdir import node_fault, rank_report, verdict
 from forge.jobdir.job_files import (
     ATTEMPT,
     PROGRESS,
@@ -57,8 +57,6 @@ class Task:
     """Environment variables of this stage."""
     kind: str = "attempt"
     """Name of the event in the job's ledger with which the stage begins."""
-    last_run: int = 0
-    """Number of the newest attempt of a Run in the ledger before the stage."""
 
     @classmethod
     def main(cls, directory: Path, plan: JobPlan) -> Task:
@@ -193,14 +191,6 @@ class Task:
         code, said = report.code, verdict.read(self.directory, rank)
         if code == ExitCode.FINISHED and not self._has_returned(said, rank):
             return Ending.of(1, text="ended with code 0 before main had returned (os._exit, fork?)")
-        lost = ledger.lost_run(self.directory, self.last_run)
-        if code == ExitCode.FINISHED and lost is not None:
-            # Report it as the end of the task: main has ignored it.
-            text = (
-                "main returned, but a child process died inside its `with forge.Run(…)` block:"
-                f" its training in {lost} is not finished"
-            )
-            return Ending.of(-signal.SIGKILL, text=text)
         if code == ExitCode.UNHEALTHY and (found := node_fault.read(self.directory, rank)):
             return Ending.of(code, found.reason, found.text)
         if said is not None and said.exit_code == code:

@@ -38,7 +38,7 @@ from forge.job.job import Job, Trainings, print_line
 from forge.job.requeue import Decision
 from forge.job.supervisor import MARGIN_S, ORPHANED_S
 from forge.job.task import Task
-from forge.jobdir import cancel_request, code, ledger, node_fault, rank_report
+from forge.jobdir import cancel_request, code, node_fault, rank_report
 from forge.jobdir.cancel_request import CancelRequest
 from forge.jobdir.job_files import (
     ATTEMPT,
@@ -282,7 +282,6 @@ class Wrapper:
         if not (task.is_main or task.kind == "recovery"):
             self._mark_start(sizes)
         self._job.write(State.running, job.state.because)
-        task = replace(task, last_run=ledger.last_attempt(job.directory))
         self._backend.start(task, self._environment(task), output)
         os.close(output)
         # Only now, so that the task does not wait; a later edit is not in the task's process.

@@ -20,9 +20,8 @@ from typing import Any
 
 from forge.errors import ConfigError, ExitCode
 from forge.filesystem.files import make_directory, write_atomically
-from forge.jobdir import START_DIR, spawned
+from forge.jobdir import START_DIR
 from forge.jobdir.job_files import REHEARSAL, RESUME, TOKEN, forge_dir, read_json, write_json
-from forge.jobdir.spawned import Inherited
 
 _THREADS = "threads.json"
 
@@ -42,7 +41,6 @@ _placed: list[tuple[Path, str]] = []
 def set_directory(directory: Path, command: str) -> None:
     """Set the directory of this process's job, and the command that resumes it."""
     _placed[:] = [(directory.absolute(), command)]
-    spawned.hand_on(Inherited(directory.absolute(), command, Path.cwd()))
 
 
 def current(checkpoint_dir: str, name: str | None = None) -> tuple[Path, Path]:
@@ -51,7 +49,7 @@ def current(checkpoint_dir: str, name: str | None = None) -> tuple[Path, Path]:
     Raises:
         ConfigError: If this process does not know which job of a sweep it belongs to.
     """
-    hydra, job_of_parent = hydra_config(), spawned.inherited()
+    hydra = hydra_config()
     rehearsal = os.environ.get(REHEARSAL)
     if rehearsal is not None:  # even an absolute checkpoint directory is placed below it
         job, checkpoint_dir = Path(rehearsal), checkpoint_dir.lstrip(os.sep)
@@ -59,15 +57,13 @@ def current(checkpoint_dir: str, name: str | None = None) -> tuple[Path, Path]:
         job = _placed[0][0]
     elif hydra is not None and hydra.runtime.output_dir is not None:
         job = Path(hydra.runtime.output_dir)
-    elif job_of_parent is not None:
-        job = job_of_parent.directory
     elif TOKEN in os.environ and not Path(checkpoint_dir).is_absolute():
         raise ConfigError(
             [
                 "forge cannot tell which job of the sweep this program belongs to: the program was"
-                " started by a job, but it has no Hydra config and was not started with"
-                f" multiprocessing. `checkpoint.dir={checkpoint_dir}` would be the same directory"
-                " for all jobs. Give each job an absolute `checkpoint.dir` of its own."
+                f" started by a job, but it has no Hydra config. `checkpoint.dir={checkpoint_dir}`"
+                " would be the same directory for all jobs. Give each job an absolute"
+                " `checkpoint.dir` of its own."
             ],
             "This Run",
         )
@@ -84,9 +80,7 @@ def resume_command(job_dir: Path) -> str:
     """One shell line that resumes this job, from any directory; empty if no line can."""
     for _, command in _placed:
         return command
-    hydra, job_of_parent = hydra_config(), spawned.inherited()
-    if hydra is None and job_of_parent is not None:
-        return job_of_parent.command
+    hydra = hydra_config()
     if why_no_command():
         return ""
     program, arguments = _command_line()
@@ -170,8 +164,7 @@ def _command_line() -> tuple[list[str], list[str]]:
     arguments = sys.argv[1:]
     original = _torchrun() or list(sys.orig_argv)
     count = len(arguments)
-    is_spawned = spawned.parent() is not None and "-c" in original
-    if is_spawned or (count and original[-count:] != arguments):
+    if count and original[-count:] != arguments:
         return [sys.executable, sys.argv[0]], arguments  # the script has replaced sys.argv
     program = original[: len(original) - count]
     if os.sep not in program[0]:

@@ -58,26 +58,6 @@ def has_stepped(job_dir: Path, since: float) -> bool:
     return bool(starts) and progress.step > starts[0]["step"]
 
 
-def last_attempt(job_dir: Path) -> int:
-    """The number of the newest attempt of any Run; 0 before the first."""
-    return max((one.number for one in shares(job_dir)), default=0)
-
-
-def lost_run(job_dir: Path, after: int) -> str | None:
-    """The checkpoint directory of a Run, later than attempt `after`, whose process died in it.
-
-    Only children of main's process count: main's own end is seen by its parent. Only the last
-    attempt of a Run counts, since main can have started another child for it.
-    """
-    last = {one.checkpoints: one for one in shares(job_dir) if one.number > after}
-    for place, one in last.items():
-        is_child = bool(one.owner) and one.owner.split()[1] != str(one.pid)
-        kinds = {event["kind"] for event in events_of(job_dir, one.number)}
-        if is_child and not kinds & {"finish", "stop", "halt", "error"}:
-            return place
-    return None
-
-
 @dataclass
 class AttemptLog:
     """The events of one process in a Run."""

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from forge.filesystem.files import make_directory, open_file
-from forge.jobdir import jsonl, spawned
+from forge.jobdir import jsonl, process_id
 from forge.jobdir.job_files import forge_dir, saved_step, suffix
 
 _PROGRESS = struct.Struct("<4sIqdq")  # magic, attempt, step, unix time of its begin, planned
@@ -57,7 +57,7 @@ class Ledger:
         # Background saves also write here, and submitit's signal handler, in this same thread.
         self._lock = threading.RLock()
         self._map_progress(job_dir)
-        self.write("run", checkpoints=self.run, pid=os.getpid(), owner=spawned.owner())
+        self.write("run", checkpoints=self.run, pid=os.getpid(), owner=process_id.owner())
 
     def write(self, kind: str, **values: Any) -> None:
         """Append one event; only a crash of the machine can tear it."""
@@ -150,7 +150,7 @@ def records(content: bytes) -> list[Progress | None]:
 
 def has_finished(job_dir: Path, checkpoint_dir: Path) -> bool:
     """Whether this process, or one with the same owner, has finished the training in there."""
-    run, owner = _run_in(checkpoint_dir, job_dir), spawned.owner()
+    run, owner = _run_in(checkpoint_dir, job_dir), process_id.owner()
     own = [one for one in shares(job_dir) if (one.checkpoints, one.owner) == (run, owner)]
     is_ended = any(
         event["kind"] == "finish" for one in own for event in events_of(job_dir, one.number)
@@ -176,12 +176,6 @@ def starts(job_dir: Path, run: str) -> Iterator[dict[str, Any]]:
         yield from (event for event in events if event["kind"] == "start")
 
 
-def trainers(job_dir: Path) -> set[int]:
-    """Pids of this process and its children that entered a Run; some can have ended."""
-    owner = spawned.owner()
-    return {one.pid for one in shares(job_dir) if one.owner == owner}
-
-
 class Share(NamedTuple):
     """The Run and the process of an attempt."""
 
@@ -190,7 +184,7 @@ class Share(NamedTuple):
     """The Run's checkpoint directory, which identifies the Run."""
     pid: int = 0
     owner: str = ""
-    """See `spawned.owner`."""
+    """See `process_id.owner`."""
 
 
 def shares(job_dir: Path | str) -> list[Share]:

@@ -14,7 +14,6 @@ from typing import Any
 
 from forge import messages
 from forge.errors import Reason
-from forge.jobdir import spawned
 from forge.jobdir.job_files import VERDICT, forge_dir, read_json, suffix, write_json
 
 
@@ -28,24 +27,15 @@ class Verdict:
     exit_code: int
     step: int | None = None
     """Steps done; None if main ended outside a Run."""
-    checkpoints: str = ""
-    """The Run's checkpoint directory."""
     frame: str = ""
     """Where an exception was raised, in the user's code: `train.py:23 in main`."""
     pid: int = field(default_factory=os.getpid)
-    owner: str = field(default_factory=spawned.owner)
-    """See `spawned.owner`."""
     time: float = field(default_factory=time.time)
     """Unix time."""
 
 
 def write(job_dir: Path, verdict: Verdict) -> None:
-    """Write the verdict of this process; a full disk is logged and does not delay the exit.
-
-    If another process of the attempt has failed, its verdict stays.
-    """
-    if verdict.checkpoints and of_child(job_dir) != 0:
-        return
+    """Write the verdict of this process; a full disk is logged and does not delay the exit."""
     content = asdict(verdict) | {"reason": verdict.reason.name}
     try:
         write_json(_path(job_dir), content)
@@ -67,21 +57,9 @@ def read(job_dir: Path, rank: int | None = None) -> Verdict | None:
         return None
 
 
-def of_child(job_dir: Path) -> int:
-    """The exit code in the verdict of a child or sibling in this attempt, or 0."""
+def clear(job_dir: Path, before: float) -> None:
+    """Remove the verdict of an earlier attempt, which is older than the Unix time `before`."""
     found = read(job_dir)
-    is_other = found is not None and found.pid != os.getpid() and found.owner == spawned.owner()
-    return found.exit_code if found is not None and is_other else 0
-
-
-def clear(job_dir: Path, checkpoint_dir: Path, before: float) -> None:
-    """Remove the verdict of an earlier attempt, which is older than the Unix time `before`.
-
-    The verdict of another Run of this attempt, which failed in another process, stays.
-    """
-    found = read(job_dir)
-    if found is not None and found.checkpoints != str(checkpoint_dir) and of_child(job_dir) != 0:
-        return
     if found is None or found.time < before:
         _path(job_dir).unlink(missing_ok=True)
 

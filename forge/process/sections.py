@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from forge.config.schema import HangAction, HangConfig
-from forge.jobdir.job_files import PROGRESS
 from forge.process.progress import HeartbeatWriter, Phase
 from forge.process.time_limit import Recent
 
@@ -246,10 +245,6 @@ def begin(
         HeartbeatWriter() if config.action is HangAction.ignore else HeartbeatWriter.open(environ)
     )
     _current = Sections(config, marks, step, listen)
-    if PROGRESS in environ:
-        from forge.process import stacks  # without a supervisor nobody asks for them
-
-        stacks.register(environ)  # again, since main can train in a child process
 
 
 def end() -> None:

@@ -23,7 +23,6 @@ from typing import Any, Protocol, TypeVar
 from forge import messages
 from forge.config.schema import Policy
 from forge.errors import Exit, ExitCode, Reason
-from forge.jobdir import ledger_writer, verdict
 from forge.jobdir.job_files import TOKEN
 from forge.process import processes
 from forge.process.processes import block_signals as block_signals
@@ -69,8 +68,6 @@ class _State:
         self.leave_s = LEAVE_S
         self.on_unsaved_stop: Callable[[str, int], None] | None = None
         """Called with (signal, exit code) if a stop finds nothing to save."""
-        self.job: Path | None = None
-        """The directory of the job, if its main can train in child processes; otherwise None."""
         self.requeuer: Requeuer | None = None
         self.has_own_requeuer = False
         """Whether the requeuer is that of `use_requeuer`."""
@@ -183,11 +180,6 @@ def on_unsaved_stop(tell: Callable[[str, int], None]) -> None:
     _state.on_unsaved_stop = tell
 
 
-def has_job(directory: Path) -> None:
-    """Make a stop wait for children of this process that train in a Run of this job."""
-    _state.job = directory
-
-
 def offer_requeuer(find: Callable[[Policy, Path], Requeuer | None]) -> None:
     """Register `find(policy, job directory)`, which returns the job's `Requeuer`, or None.
 
@@ -240,7 +232,7 @@ def leave_if_asked() -> None:
 
 
 def _leave_unsaved() -> None:
-    """Stop outside a Run: nothing has to be saved here, so exit when the children have exited."""
+    """Stop outside a Run: nothing has to be saved here, so exit."""
     handler = _state.handler
     assert handler is not None
     if _state.is_leaving:
@@ -249,29 +241,8 @@ def _leave_unsaved() -> None:
     received = handler.signal_received
     assert received is not None
     name, code = received.name, handler.exit_code
-    if _state.job is not None and _stop_trainers(_state.job, received):
-        _state.on_unsaved_stop = None
-        said = verdict.of_child(_state.job)
-        # A child's code counts only if it is an error: each process can name its own signal.
-        code = said if 0 < said < 128 and said != ExitCode.REQUEUE else code
     threading.Thread(target=_finish_outside, args=(name, code), name="forge-stop").start()
     raise Exit(code, f"stopped by {name}")
-
-
-def _stop_trainers(job: Path, received: signal.Signals) -> bool:
-    """Stop the children that are in a Run, and wait for them; the forced exit is the limit.
-
-    Returns:
-        Whether there are any.
-    """
-    pids = sorted(ledger_writer.trainers(job).intersection(processes.descendants()))
-    # A terminal sends SIGINT to all processes: a second one would mean "exit immediately".
-    number = signal.SIGTERM if received is signal.SIGINT else received
-    for pid in pids:
-        processes.send(pid, number)
-    while processes.wait_gone(pids, 60.0):
-        pass
-    return bool(pids)
 
 
 def _finish_outside(name: str, code: int) -> None:

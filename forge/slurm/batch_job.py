@@ -27,7 +27,7 @@ from forge.errors import ExitCode, NoAnswer, NotRequeueable, Reason, SlurmError,
 from forge.job.ending import Ending, signal_name
 from forge.job.job import Job, Trainings
 from forge.job.last_act import LastAct
-from forge.jobdir import job_dir, spawned
+from forge.jobdir import job_dir
 from forge.jobdir.job_files import REHEARSAL
 from forge.jobdir.job_state import JobState, State
 from forge.jobdir.plan import RequeueLimits
@@ -225,8 +225,7 @@ def here(directory: Path, work: Work) -> BatchJob | None:
     is_interactive = hasattr(builtins, "__IPYTHON__") or hasattr(sys, "ps1")
     if "SLURM_JOB_ID" not in os.environ or is_interactive or REHEARSAL in os.environ:
         return None
-    is_below = job_dir.is_supervised() or spawned.inherited() is not None
-    if is_below or world.of(os.environ).rank:
+    if job_dir.is_supervised() or world.of(os.environ).rank:
         return None
     found = BatchJob(directory, work)
     return found if found.start_up() else None

@@ -178,7 +178,6 @@ class _Attempt:
         self._backend = backends.backend_of(task, directory, policy)
         self._job = self._backend.job
         job_dir.set_directory(directory, self.command)
-        stopping.has_job(directory)
         self._has_left = threading.Event()
 
     @property

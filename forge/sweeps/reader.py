@@ -16,7 +16,7 @@ from typing import Any
 
 from forge.errors import Reason
 from forge.filesystem.files import read_plain
-from forge.jobdir import cancel_request, job_state, jsonl, ledger, ledger_writer, spawned
+from forge.jobdir import cancel_request, job_state, jsonl, ledger, ledger_writer, process_id
 from forge.jobdir.job_files import PLAN, STATE, VERDICT, forge_dir, job_ledger, step_dirs, step_of
 from forge.jobdir.job_state import JobState, State
 from forge.jobdir.ledger import Progress
@@ -229,7 +229,7 @@ def _alive(state: State, files: Files, directory: Path, locks: HeldLocks) -> Sta
 
 def _is_process(pid: int, ticks: str) -> bool:
     """Whether the process lives; if `ticks` are known, no later process with its pid counts."""
-    now = spawned.ticks(pid)
+    now = process_id.ticks(pid)
     if now and ticks:
         return now == ticks
     try:

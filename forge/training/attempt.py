@@ -27,7 +27,7 @@ from forge.group.collectives import enter_group
 from forge.group.group import MARGIN, START_S, Exchange
 from forge.group.requests import Watcher
 from forge.health import attempt
-from forge.jobdir import job_dir, spawned
+from forge.jobdir import job_dir
 from forge.jobdir.job_files import RANK, REHEARSAL, SAVE_WITHIN, forge_dir
 from forge.process import sections
 from forge.process.time_limit import TimeLimit
@@ -141,7 +141,6 @@ class Attempt:
             raise
         _active.append(self)
         self._health.watch()
-        spawned.on_parent_exit(self._stop_as_orphan)
 
     # -- claim, check, resume, ready -----------------------------------------------------------
 
@@ -166,7 +165,7 @@ class Attempt:
         try:
             with preflight.exits():
                 job, checkpoint_dir = map(Path, exchange.broadcast(entered, self._directories))
-            with preflight.told_to_parent(job, checkpoint_dir), preflight.exits():
+            with preflight.exits():
                 if self._group.size > 1:
                     from forge.training.start import agreement
 
@@ -197,7 +196,7 @@ class Attempt:
     def _secret_folder(self) -> Path:
         """The folder for the ranks' shared secret, on rank 0, before anything is claimed."""
         job, checkpoint_dir = map(Path, self._directories())
-        with preflight.told_to_parent(job, checkpoint_dir), preflight.exits():
+        with preflight.exits():
             attempt_io.check_directory(self._policy, checkpoint_dir)
         return forge_dir(job)
 
@@ -227,7 +226,7 @@ class Attempt:
         group.when_lost(self._handler.begin_deadline)
         self._heed_torchrun()
         stopping.hold_interrupts(is_held=True)
-        with preflight.told_to_parent(job, checkpoint_dir), preflight.exits():
+        with preflight.exits():
             owner = CheckpointOwner(
                 checkpoint_dir,
                 job,
@@ -271,7 +270,7 @@ class Attempt:
         """Load the newest checkpoint that verifies, if there is one."""
         directory, loops = self._directory, self.loops
         self._train_state = TrainState(self._live, self._own, loops, self.updater, owner, directory)
-        with preflight.told_to_parent(directory.job, directory.checkpoint_dir), preflight.exits():
+        with preflight.exits():
             found = self._train_state.resume()
             if found is not None:
                 loops.is_complete = found.manifest.is_complete
@@ -363,11 +362,6 @@ class Attempt:
         """Write to the ledger, with the current batch of this rank."""
         at = {"epoch": self.loops.epoch, "batch": self.loops.batch}
         self._directory.ledger.write(kind, **values, **at)
-
-    def _stop_as_orphan(self) -> None:
-        if self in _active:
-            messages.warn("The parent process has exited: saving and exiting")
-            os.kill(os.getpid(), signal.SIGTERM)
 
     # -- the loops -----------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader
 
 import forge
 from forge.data.position import Position
-from forge.jobdir import spawned
+from forge.jobdir import process_id
 
 
 class Counting:
@@ -67,7 +67,7 @@ def test_what_never_changes_is_left_as_it_is_made_now():
 def test_each_pass_of_an_epoch_has_the_number_it_had(tmp_path, monkeypatch):
     """Also where the job is stopped between two passes."""
     numbers = itertools.count()
-    monkeypatch.setattr(spawned, "owner", lambda: f"process {next(numbers)}")
+    monkeypatch.setattr(process_id, "owner", lambda: f"process {next(numbers)}")
 
     def train(name, stop=None):
         seen, policy = [], {"checkpoint": {"dir": str(tmp_path / name), "every_steps": 1}}

@@ -9,7 +9,7 @@ from number_datasets import Numbers
 from torch.utils.data import DataLoader, Subset, SubsetRandomSampler, WeightedRandomSampler
 
 import forge
-from forge.jobdir import spawned
+from forge.jobdir import process_id
 
 
 class Crash(Exception):
@@ -68,7 +68,7 @@ def change(name, parts, loader):
 def run(tmp_path, monkeypatch):
     """A `forge.Run` that counts as one of a process of its own."""
     count = itertools.count()
-    monkeypatch.setattr(spawned, "owner", lambda: f"process {next(count)}")
+    monkeypatch.setattr(process_id, "owner", lambda: f"process {next(count)}")
 
     def one(name="job"):
         policy = {"checkpoint": {"dir": str(tmp_path / name), "every_steps": 1}}

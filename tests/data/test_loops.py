@@ -10,7 +10,7 @@ from rows import few
 from torch.utils.data import DataLoader
 
 import forge
-from forge.jobdir import ledger, spawned
+from forge.jobdir import ledger, process_id
 
 
 class Crash(Exception):
@@ -63,7 +63,7 @@ class Trainer:
 def trainer(tmp_path, monkeypatch):
     """Each of its runs counts as a process of its own."""
     numbers = itertools.count()
-    monkeypatch.setattr(spawned, "owner", lambda: f"process {next(numbers)}")
+    monkeypatch.setattr(process_id, "owner", lambda: f"process {next(numbers)}")
     return lambda: Trainer(tmp_path / "job")
 
 

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, DistributedSampler, SequentialSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import forge
-from forge.jobdir import spawned
+from forge.jobdir import process_id
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 
@@ -51,7 +51,7 @@ WORKERS = {"num_workers": 1, "multiprocessing_context": "fork"}
 def train(tmp_path, monkeypatch):
     """Trains in one of three forms; each call counts as a process of its own."""
     count = itertools.count()
-    monkeypatch.setattr(spawned, "owner", lambda: f"process {next(count)}")
+    monkeypatch.setattr(process_id, "owner", lambda: f"process {next(count)}")
 
     def batches(run, form, loader, end):
         if form == "batches":

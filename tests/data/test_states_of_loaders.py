@@ -12,7 +12,7 @@ from rows import each_value
 from torch.utils.data import DataLoader
 
 import forge
-from forge.jobdir import spawned
+from forge.jobdir import process_id
 
 DATA = torch.arange(24.0)
 WARNING = "is the same before and after a batch"
@@ -146,7 +146,7 @@ class LikeAccelerate(Right):
 def train(tmp_path, monkeypatch):
     """Trains in one of three forms; each call counts as a process of its own."""
     count = itertools.count()
-    monkeypatch.setattr(spawned, "owner", lambda: f"process {next(count)}")
+    monkeypatch.setattr(process_id, "owner", lambda: f"process {next(count)}")
 
     def batches(run, form, loader):
         if form == "batches":

@@ -197,35 +197,3 @@ def test_ten_long_compilations_are_no_hang(make, shared_folder, tasks):
     assert job.state["counts"]["restarts"] == 0
     if tasks > 1:
         assert "has been in `compilation` for" in str(job.events("no hang"))
-
-
-@pytest.mark.proofs
-def test_the_stacks_of_a_process_that_main_spawned_are_there(make):
-    """A spawned process is a new interpreter, without the signal handlers of the task."""
-    app = make()
-    script = app.folder / "train.py"
-    text = script.read_text().replace("def main(cfg):", "def main(cfg):\n    start(cfg)\n\n", 1)
-    body = text.partition("    start(cfg)\n\n")[2].partition('if __name__ == "__main__":')[0]
-    text = text.replace(body, "\n", 1).replace("\n@hydra.main", f"{AS_CHILD}{body}\n@hydra.main", 1)
-    script.write_text(text)
-    app.finish("hang.where=step")
-    job = app.job(0)
-    (hang,) = job.hangs
-    assert hang["section"] == "step"
-    assert app.line("lock") in job.output
-    assert [one["reason"] for one in job.events("end")] == ["hung", "finished"]
-
-
-AS_CHILD = """
-def start(cfg):
-    import multiprocessing
-    out = HydraConfig.get().runtime.output_dir
-    child = multiprocessing.get_context("spawn").Process(target=train, args=(cfg, out))
-    child.start()
-    child.join()
-    sys.exit(child.exitcode)
-
-
-def train(cfg, out):
-    import torch
-"""

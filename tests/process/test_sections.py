@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from forge.config.schema import HangConfig
-from forge.process import sections, stacks
+from forge.process import sections
 from forge.process.progress import HeartbeatPage, HeartbeatRecord, HeartbeatWriter, Phase
 from forge.process.sections import NUM_FIRST_STEPS, Sections
 
@@ -314,12 +314,10 @@ def test_without_a_supervisor_no_clock_is_read():
     assert reads == []
 
 
-def test_those_of_the_run_that_is_open_are_the_current_ones(monkeypatch):
+def test_those_of_the_run_that_is_open_are_the_current_ones():
     """Lower layers use the current sections, since they have no access to the Run."""
-    page, shown = HeartbeatPage.create(), []
-    monkeypatch.setattr(stacks, "register", shown.append)
+    page = HeartbeatPage.create()
     sections.begin(CONFIG, page.environ)
-    assert shown == [page.environ]  # main can train in a process that it has spawned
     with sections.in_section(Phase.evaluation, "held_out"):
         sections.current().advance(Phase.evaluation)
         assert page.read().section is Phase.evaluation

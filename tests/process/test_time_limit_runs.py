@@ -16,7 +16,7 @@ from forge.jobdir import ledger
 # One process imports torch; each attempt is a child that it forks. A step takes 10 s of the
 # injected clock, a poll of an evaluation 5 s.
 PLAY = """
-import functools, json, multiprocessing, os, sys, time
+import functools, json, os, sys, time, traceback
 from pathlib import Path
 import torch
 import forge, forge.training.attempt
@@ -70,12 +70,17 @@ for name, spec, lefts in attempts:
     (directory / name).mkdir()
     codes[name] = []
     for left_s in lefts:
-        child = multiprocessing.get_context("fork").Process(
-            target=attempt, args=(directory / name, left_s, spec)
-        )
-        child.start()
-        child.join()
-        codes[name].append(child.exitcode)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                attempt(directory / name, left_s, spec)
+            except SystemExit as error:
+                os._exit(error.code)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        codes[name].append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 print(json.dumps(codes))
 """
 ENOUGH = 1e6

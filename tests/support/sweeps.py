@@ -16,7 +16,7 @@ import torch
 import warm
 from harness import FORGE, Process, until
 
-from forge.jobdir import ledger
+from forge.jobdir import ledger, ledger_writer
 from forge.jobdir.job_files import LOCK, PLAN, STATE, TOKEN, forge_dir, job_ledger, read_json
 from forge.process import processes
 
@@ -210,7 +210,7 @@ class SweptJob:
 
     @property
     def attempts(self) -> int:
-        return ledger.last_attempt(self.directory)
+        return len(ledger_writer.shares(self.directory))
 
     def wait_for_step(self, step: int) -> None:
         until(lambda: self.step >= step, f"step {step} of {self.directory}")

@@ -13,7 +13,7 @@ from two_users import ATTACKER
 
 import forge
 from forge.cli import cancel
-from forge.jobdir import jsonl, spawned
+from forge.jobdir import jsonl, process_id
 from forge.jobdir.cancel_request import CancelRequest
 from forge.jobdir.job_files import job_ledger
 from forge.jobdir.job_state import State
@@ -216,7 +216,7 @@ def test_a_run_without_a_launcher_gets_the_signal_itself(app, monkeypatch, capfd
     whole, open_pidfd = ledger.read_text(), processes.open_pidfd
 
     def reused(pid):
-        ledger.write_text(whole.replace(f'"ticks": "{spawned.ticks(pid)}"', '"ticks": "1"'))
+        ledger.write_text(whole.replace(f'"ticks": "{process_id.ticks(pid)}"', '"ticks": "1"'))
         return open_pidfd(pid)
 
     monkeypatch.setattr(processes, "open_pidfd", reused)

@@ -12,7 +12,7 @@ from looked_at import make_older
 
 import forge
 from forge.errors import NoSweep
-from forge.jobdir import ledger, spawned
+from forge.jobdir import ledger, process_id
 from forge.jobdir.job_state import State
 from forge.launch.sweep import SweepDir
 from forge.sweeps import find, reader, status, words
@@ -163,7 +163,7 @@ def test_a_single_run_without_hydra_is_a_sweep_of_one_job(tmp_path, monkeypatch)
     assert (job.state, job.step, job.attempts) == (State.finished, 4, 1)
     assert job.metrics["loss"].last == 3
     assert status.notes(dataclasses.replace(job, attempts=3), 0) == ["3 attempts"]
-    monkeypatch.setattr(spawned, "owner", lambda: "another process")
+    monkeypatch.setattr(process_id, "owner", lambda: "another process")
     with forge.Run(policy) as run:
         for step in run.steps(8):
             run.log(loss=step)

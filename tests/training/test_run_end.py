@@ -10,7 +10,7 @@ from rows import each_value, few
 
 import forge
 from forge.checkpoint.store import Store
-from forge.jobdir import spawned
+from forge.jobdir import process_id
 from forge.shutdown import stopping
 
 CODES = {"TERM": 143, "USR1": 75, "KILL": -9}
@@ -71,7 +71,7 @@ def test_what_follows_the_last_loop_is_done_once(
 def train(tmp_path, monkeypatch):
     """Trains for `n` steps, and halves the weight after the loop; each as a process of its own."""
     numbers = itertools.count()
-    monkeypatch.setattr(spawned, "owner", lambda: f"process {next(numbers)}")
+    monkeypatch.setattr(process_id, "owner", lambda: f"process {next(numbers)}")
 
     def attempt(n, name="job", fold=True, **checkpoint):
         torch.manual_seed(1)

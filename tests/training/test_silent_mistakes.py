@@ -11,7 +11,7 @@ import torch
 from nan_trainer import outliving
 
 import forge
-from forge.jobdir import spawned
+from forge.jobdir import process_id
 
 NOTHING = "Nothing was updated in"
 NO_GRADIENT = "run.update found no gradient"
@@ -38,7 +38,7 @@ class Job:
 @pytest.fixture
 def job(tmp_path, monkeypatch):
     numbers = itertools.count()  # each Run as if in a process of its own
-    monkeypatch.setattr(spawned, "owner", lambda: f"process {next(numbers)}")
+    monkeypatch.setattr(process_id, "owner", lambda: f"process {next(numbers)}")
     return Job(tmp_path / "saves")
 
 

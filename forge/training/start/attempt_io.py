@@ -20,7 +20,7 @@ from forge.config.schema import NanAction, Policy
 from forge.errors import CheckpointError, ConfigError, ExitCode, Reason
 from forge.filesystem import foreign
 from forge.group.group import Coordinator
-from forge.jobdir import job_dir, ledger_writer, spawned, verdict
+from forge.jobdir import job_dir, ledger_writer, process_id, verdict
 from forge.jobdir.job_files import forge_dir, step_dirs
 from forge.jobdir.ledger_writer import Ledger
 from forge.jobdir.verdict import Verdict
@@ -83,7 +83,7 @@ class AttemptIO:
         foreign.note_claim(job)
         self.metrics = Metrics(self.ledger)
         self.saver = Saver(self.store, policy.checkpoint, self.ledger, nan, self.metrics)
-        verdict.clear(job, checkpoint_dir, began)
+        verdict.clear(job, began)
         self.command = job_dir.resume_command(job)
         """The command that resumes this job by hand."""
         requeuer = None
@@ -145,7 +145,7 @@ class AttemptIO:
             passed_over=self.store.passed_over,
             previous_step=self.ledger.previous_step,
             pid=os.getpid(),
-            ticks=spawned.ticks(os.getpid()),
+            ticks=process_id.ticks(os.getpid()),
             host=socket.gethostname(),
             job=job_id,
             objects=objects,
@@ -258,8 +258,7 @@ class AttemptIO:
         return f"run the same code again: no command can, since {job_dir.why_no_command()}"
 
     def _judge(self, reason: Reason, text: str, step: int, code: int) -> None:
-        checkpoints = str(self.checkpoint_dir)
-        verdict.write(self.job, Verdict(reason, text, int(code), step, checkpoints))
+        verdict.write(self.job, Verdict(reason, text, int(code), step))
 
     def release(self) -> None:
         """Wait for the save in progress, and release everything."""

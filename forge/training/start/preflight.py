@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import re
 import threading
 from collections.abc import Iterator
@@ -17,9 +18,8 @@ from forge.checkpoint.format.manifest import FINAL, LATEST
 from forge.config import loading
 from forge.config.schema import CodeChange, Policy, Resume
 from forge.errors import ConfigError, Exit, ForgeError, unwritable
-from forge.jobdir import code, identity, job_dir, spawned, verdict
+from forge.jobdir import code, identity, job_dir
 from forge.jobdir.job_files import step_of
-from forge.jobdir.verdict import Verdict
 from forge.training.loop import step_limit
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.=+,@-]{0,99}", re.ASCII)
@@ -37,19 +37,6 @@ def exits() -> Iterator[None]:
         text = f"The job's directory cannot be used: {error}"
         messages.say(text, logging.ERROR)
         raise Exit(unwritable(text, error).exit_code, text) from error
-
-
-@contextmanager
-def told_to_parent(job: Path, checkpoint_dir: Path) -> Iterator[None]:
-    """If a child of the job's main process refuses to train, pass its exit code to the job."""
-    try:
-        yield
-    except Exit as error:
-        if spawned.parent() is not None:
-            code = int(error.code or 0)
-            said = Verdict(error.reason, error.text, code, 0, str(checkpoint_dir))
-            verdict.write(job, said)
-        raise
 
 
 def checked_policy(policy: Any) -> Policy:
@@ -100,6 +87,8 @@ def is_change_wanted(policy: Policy) -> bool:
 def check_alone(*, is_inside: bool) -> None:
     """Refuse a Run that would receive no signals, or take them from another Run.
 
+    A child process of multiprocessing receives none: launchers signal the script's own process.
+
     Args:
         is_inside: Whether another Run of this process is open.
     """
@@ -109,6 +98,14 @@ def check_alone(*, is_inside: bool) -> None:
             " delivers signals only to the main thread, so the Run could not stop and save: enter"
             " it in the main thread."
         )
+    if multiprocessing.parent_process() is not None:
+        problem = (
+            "it was entered in a child process of multiprocessing (torch.multiprocessing.spawn,"
+            " notebook_launcher), which no signal or launcher reaches. Enter it in the script's own"
+            " process; start several ranks with torchrun, srun or `hydra.launcher.tasks_per_job`."
+        )
+        with exits():
+            raise ConfigError([problem], "This Run")
     if is_inside:
         problem = (
             "it was entered inside another forge.Run, which handles the signals of this process."

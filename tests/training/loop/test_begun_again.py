@@ -9,7 +9,7 @@ from rows import each_value
 
 import forge
 from forge.checkpoint.format import manifest
-from forge.jobdir import spawned
+from forge.jobdir import process_id
 
 SPEC = {"script": "loops.py", "policy": {"checkpoint": {"every_steps": 4}}}
 CODES = {"TERM": 143, "KILL": -9}
@@ -53,7 +53,7 @@ def test_two_ways_to_try_again_and_two_phases_resume(
 def train(tmp_path, monkeypatch):
     """Trains in loops that are each left at a step; each call counts as a process of its own."""
     numbers = itertools.count()
-    monkeypatch.setattr(spawned, "owner", lambda: f"process {next(numbers)}")
+    monkeypatch.setattr(process_id, "owner", lambda: f"process {next(numbers)}")
 
     def attempt(*loops):
         seen = []

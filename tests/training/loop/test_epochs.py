@@ -17,7 +17,7 @@ from rows import few
 from torch.utils.data import DataLoader
 
 import forge
-from forge.jobdir import ledger, spawned
+from forge.jobdir import ledger, process_id
 
 SCRIPT = "epochs.py"
 STOPS = {"TERM": 143, "USR1": 75, "KILL": -9}
@@ -178,7 +178,7 @@ def test_a_rollback_stays_in_its_pass_or_begins_anew(back, codes, tmp_path, make
 def a_run(tmp_path, monkeypatch):
     """Makes Runs in one directory, each as if in a new process."""
     numbers = itertools.count()
-    monkeypatch.setattr(spawned, "owner", lambda: f"process {next(numbers)}")
+    monkeypatch.setattr(process_id, "owner", lambda: f"process {next(numbers)}")
 
     def make(**policy):
         torch.manual_seed(1)

@@ -11,7 +11,7 @@ from harness import assert_same_run
 
 import forge
 from forge.checkpoint.format import manifest
-from forge.jobdir import ledger, spawned
+from forge.jobdir import ledger, process_id
 from forge.process import memory
 from forge.shutdown import stopping
 from forge.training import shutdown
@@ -30,7 +30,7 @@ KEPT = [(0, 0), (2, 2), (3, 1), (5, 1)]
 def a_run(tmp_path, monkeypatch):
     """`a_run(n, register)` trains in the same directory; each call counts as a new process."""
     numbers = itertools.count()
-    monkeypatch.setattr(spawned, "owner", lambda: f"process {next(numbers)}")
+    monkeypatch.setattr(process_id, "owner", lambda: f"process {next(numbers)}")
 
     def train(n, register, loop=lambda run, step: None, **policy):
         torch.manual_seed(1)

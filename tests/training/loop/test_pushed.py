@@ -16,7 +16,7 @@ from updates import a_run
 
 import forge
 from forge.checkpoint.format import manifest
-from forge.jobdir import spawned
+from forge.jobdir import process_id
 
 STEPS = 30
 SPEC = {"script": "pushed.py", "loop": "trainer", "policy": {"checkpoint": {"every_steps": 6}}}
@@ -278,7 +278,7 @@ def test_ranks_stop_after_the_same_step_and_end_as_in_a_loop_over_steps(tmp_path
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     numbers = itertools.count()
-    monkeypatch.setattr(spawned, "owner", lambda: f"process {next(numbers)}")
+    monkeypatch.setattr(process_id, "owner", lambda: f"process {next(numbers)}")
 
     def make(**objects):
         return forge.Run({"checkpoint": {"dir": str(tmp_path / "ck"), "every_steps": 1}}, **objects)

@@ -5,7 +5,6 @@ import json
 import forked
 import pytest
 import warm
-from rows import few
 
 TRAIN = """
 import argparse, dataclasses, os, signal, sys
@@ -59,13 +58,6 @@ def main():
 
 
 if __name__ == "__main__":
-    if os.environ.get("CHILD"):
-        import multiprocessing
-
-        child = multiprocessing.get_context(os.environ["CHILD"]).Process(target=main)
-        child.start()
-        child.join()
-        sys.exit(child.exitcode)
     main()
 """
 
@@ -167,13 +159,6 @@ def test_the_local_rank_does_not_count(program):
     program.begin("--local-rank=0", "--local-rank", "1", "--seed", "5")
     assert program.start("--seed", "5", "--local_rank", "3").returncode == 0
     assert program.start("--seed", "4", "--local_rank", "5").returncode == 78
-
-
-@pytest.mark.parametrize("method", few(1, ["fork", "spawn"]))
-def test_a_child_of_multiprocessing_has_the_arguments_of_its_parent(program, method):
-    program.begin("--seed", "1", CHILD=method)
-    assert program.start("--seed", "2", CHILD=method).returncode == 78
-    assert program.start("--seed", "1").returncode == 0
 
 
 @pytest.mark.parametrize(
