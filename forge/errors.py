@@ -14,7 +14,6 @@ ForgeError                   base class of the errors below
 ├── DirectoryInUse               another running job, or a newer attempt, owns the directory
 ├── RankLost                     another rank has died or does not answer
 ├── RankFailed                   another rank has raised an error
-├── GpuGone                      a GPU no longer answers its driver
 ├── SlurmError                   a request to Slurm failed
 │   ├── SlurmRefused                 a Slurm command failed; the text is its output
 │   │   └── NotRequeueable               the controller refuses to requeue this job
@@ -262,10 +261,6 @@ class RankFailed(ForgeError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RankFailed, (str(self), int(self.exit_code))
-
-
-class GpuGone(ForgeError):
-    """A GPU has fallen off the bus, or is unusable until it is reset."""
 
 
 class SlurmError(ForgeError):

@@ -19,7 +19,6 @@ _SHOWN = 8
 _COMMAND = (
     "A command of your own can check that: `resilience.health.commands` (docs/how-to/health.md)."
 )
-_GPU_DRIVER = "This check is now part of `resilience.health.checks.gpu_driver`."
 _RANKS = "This check is now part of `resilience.health.checks.ranks`."
 _DISK = (
     "This check is now part of `resilience.health.checks.disk`. If space or inodes are low, forge"
@@ -33,8 +32,8 @@ REMOVED: dict[str, str] = {
             _COMMAND: (
                 *("temperature", "clocks", "pcie", "throttle", "retired_pages"),
                 *("memory", "processes", "clock_skew", "straggler"),
+                *("ecc", "row_remap", "recovery_action"),
             ),
-            _GPU_DRIVER: ("ecc", "row_remap", "recovery_action"),
             _RANKS: ("collective", "shared_directory"),
             _DISK: ("room", "inodes"),
         }.items()

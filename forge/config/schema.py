@@ -364,8 +364,8 @@ class HealthConfig:
         gt=0,
         remedy="To switch it off, set it to null.",
         help="Seconds between health checks during training. null: none during training. These are"
-        " repeated, in the background: `disk` (without its write test), `shm`, `gpu_memory`,"
-        " `gpu_driver` and your own commands. The other checks run only at the start.",
+        " repeated, in the background: `disk` (without its write test), `shm` and your own"
+        " commands. The other checks run only at the start.",
     )
     exclude_h: float = key(
         24.0,
@@ -384,8 +384,6 @@ class HealthConfig:
             "disk": CheckAction.warn,
             "shm": CheckAction.warn,
             "gpu": CheckAction.refuse,
-            "gpu_memory": CheckAction.warn,
-            "gpu_driver": CheckAction.warn,
             "ranks": CheckAction.warn,
         },
         help="The action on a failed health check: ignore | warn | refuse | exclude_node | halt."
@@ -393,10 +391,8 @@ class HealthConfig:
         " node; exclude_node: the sweep's other jobs avoid the node too; halt: exit with 69, no"
         " restart. A check passes if: `disk`: a file can be written and synced in the checkpoint"
         " directory (one that does not answer is only logged); `shm`: 1 GiB is free in /dev/shm;"
-        " `gpu`: a matrix product is correct;"
-        " `gpu_memory`: other processes use at most 512 MiB; `gpu_driver`: no uncorrected memory"
-        " errors, failed row remaps or a pending reset; `ranks`: an all-reduce returns the right"
-        " sum, and all ranks see the same checkpoint directory.",
+        " `gpu`: a matrix product is correct; `ranks`: an all-reduce returns the right sum, and all"
+        " ranks see the same checkpoint directory.",
     )
     commands: dict[str, CommandCheckConfig] = key(
         {},

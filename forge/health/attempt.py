@@ -55,15 +55,6 @@ def _of_ranks(context: Context) -> Finding | None:
 CHECKS: tuple[Check, ...] = (
     Check("disk", storage.disk, Scope.node, is_passive=True, is_shared=True),
     Check("shm", storage.shm, Scope.node, is_passive=True),
-    # The driver checks come first: a product on a GPU that is gone might never return.
-    Check("gpu_memory", _of_gpus("gpu_memory", "gpu_memory"), Scope.task, is_passive=True),
-    Check(
-        "gpu_driver",
-        _of_gpus("gpu_driver", "gpu_driver"),
-        Scope.task,
-        is_passive=True,
-        is_doubtful=True,
-    ),
     Check("gpu", _of_gpus("product", "gpu"), Scope.task),
     Check("ranks", _of_ranks, Scope.ranks),
 )
@@ -137,7 +128,7 @@ class Health(Watcher):
         is_left = bool if check.scope is Scope.ranks else self._is_stopping
         if is_left() or self._answers.get(check.name, Answer()).is_pending:
             return None
-        answer = make(check, replace(self._context, action=action), is_left)
+        answer = make(check, self._context, is_left)
         self._answers[check.name] = answer
         if self._context.stopped.is_set():
             return None  # the end of the attempt can have caused it

@@ -15,7 +15,6 @@ from enum import Enum
 from pathlib import Path
 
 from forge import messages
-from forge.config.schema import CheckAction
 from forge.errors import DiskFull, Exit, ExitCode, RankLost
 from forge.group.group import Coordinator
 
@@ -70,8 +69,6 @@ class Context:
     """Whether this rank is the first of its node."""
     state_bytes: int = 0
     """The least size of a checkpoint of this process's objects; 0: unknown."""
-    action: CheckAction = CheckAction.warn
-    """The policy's action if this check fails."""
     is_beside: bool = False
     """Whether training runs at the same time; otherwise it waits for the checks."""
     start_s: float = 0.0

@@ -298,8 +298,8 @@ def test_every_group_has_an_example_that_can_be_pasted():
         from_overrides([example])
     (problem,) = problems({"health": {"checks": []}})
     assert problem == (
-        "`resilience.health.checks=[]`: expected a group of keys (disk, shm, gpu, gpu_memory,"
-        " gpu_driver and 1 more), for example `resilience.health.checks.gpu=refuse`."
+        "`resilience.health.checks=[]`: expected a group of keys (disk, shm, gpu, ranks), for"
+        " example `resilience.health.checks.gpu=refuse`."
     )
 
 

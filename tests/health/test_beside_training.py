@@ -46,10 +46,10 @@ def look(context):  # healthy at the start, and at the first check during traini
     looks.append(context.is_beside)
     return Finding("3 errors", is_failed=True) if len(looks) > 2 else None
 
-attempt.CHECKS = (Check("gpu_driver", look, Scope.task, is_passive=True, is_doubtful=is_doubtful),)
+attempt.CHECKS = (Check("gpu", look, Scope.task, is_passive=True, is_doubtful=is_doubtful),)
 policy = {
     "checkpoint": {"dir": directory, "every_steps": None},
-    "health": {"every_s": 0.01, "checks": {"gpu_driver": action}},
+    "health": {"every_s": 0.01, "checks": {"gpu": action}},
 }
 with forge.Run(policy, model=torch.nn.Linear(2, 1)) as run:
     for _ in run.steps(10**6):  # ends even if no check ends it
@@ -74,7 +74,7 @@ def test_what_is_found_beside_training_saves_and_ends_it_with_69(action, reason,
     code, job = planted(tmp_path, action)
     found = verdict.read(job)
     assert (code, found.exit_code, found.reason) == (69, 69, reason)
-    assert "Health check `gpu_driver` failed" in found.text
+    assert "Health check `gpu` failed" in found.text
     assert (job / f"step_{found.step}").is_dir()
     assert [one.action for one in node_fault.read_all(job, 1).values()] == [action]
 
@@ -91,7 +91,7 @@ def test_a_warning_is_in_the_ledger_once_and_ends_nothing(tmp_path):
     assert code == 0
     events = [event for one in forge.ledger.read(job).attempts for event in one.events]
     (event,) = [event for event in events if event["kind"] == "health"]
-    assert (event["check"], event["action"]) == ("gpu_driver", "warn")
+    assert (event["check"], event["action"]) == ("gpu", "warn")
 
 
 HANGS = """
@@ -136,14 +136,14 @@ def test_a_check_that_still_hangs_is_not_made_again(monkeypatch, tmp_path):
         looks.append(1)
         ended.wait()
 
-    check = Check("gpu_driver", look, Scope.task, is_passive=True, timeout_s=0.01)
+    check = Check("gpu", look, Scope.task, is_passive=True, timeout_s=0.01)
     monkeypatch.setattr(attempt, "CHECKS", (check,))
     health = started(HealthConfig(), tmp_path)
     assert health._look() is None
     assert health._look() is None
     assert len(looks) == 1
     ended.set()
-    health._answers["gpu_driver"].left.join()
+    health._answers["gpu"].left.join()
     assert health._look() is None
     assert len(looks) == 2
 
@@ -155,9 +155,9 @@ def test_what_is_found_once_the_attempt_leaves_is_no_verdict(monkeypatch, tmp_pa
         health.stop()
         return Finding("3 errors", is_failed=True)
 
-    check = Check("gpu_driver", look, Scope.task, is_passive=True)
+    check = Check("gpu", look, Scope.task, is_passive=True)
     monkeypatch.setattr(attempt, "CHECKS", (check, replace(check, name="shm", look=pytest.fail)))
-    config = load({"health": {"checks": {"gpu_driver": "exclude_node"}}}).health
+    config = load({"health": {"checks": {"gpu": "exclude_node"}}}).health
     health = started(config, tmp_path)
     assert health._look() is None
     assert node_fault.read_all(tmp_path, 1) == {}

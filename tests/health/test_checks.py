@@ -28,10 +28,10 @@ def test_the_names_of_the_built_in_checks_are_keys_of_the_policy():
 def test_what_the_policy_ignores_is_not_made():
     """Neither a check of forge's nor a site's own."""
     nhc = {"run": ["false"], "action": "ignore"}
-    given = {"checks": {"gpu_driver": "ignore"}, "commands": {"nhc": nhc}}
+    given = {"checks": {"gpu": "ignore"}, "commands": {"nhc": nhc}}
     config = load({"health": given}).health
     made = [check.name for check, _ in asked_for(config, HERE)]
-    assert made == [check.name for check in CHECKS if check.name != "gpu_driver"]
+    assert made == [check.name for check in CHECKS if check.name != "gpu"]
     assert asked_for(replace(config, enabled=False), HERE) == []
 
 

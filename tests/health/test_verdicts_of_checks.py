@@ -18,7 +18,7 @@ from forge.health.verdicts import Verdicts
 from forge.jobdir import node_fault
 
 CONF = Path(messages.__file__).parents[1] / "conf" / "resilience"
-DRIVER = Check("gpu_driver", lambda context: None, Scope.task, is_doubtful=True)
+DRIVER = Check("gpu", lambda context: None, Scope.task, is_doubtful=True)
 DISK = Check("disk", lambda context: None, Scope.node)
 RANKS = Check("ranks", lambda context: None, Scope.ranks)
 SITE = Check("nhc", lambda context: None, Scope.node, is_command=True)
@@ -45,12 +45,12 @@ def judge(tmp_path, monkeypatch):
 def test_a_warning_says_what_was_found_and_what_to_do(judge, logged):
     assert judge.judge(DRIVER, CheckAction.warn, BAD) is None
     text = (
-        "Health check `gpu_driver` failed on n1: 3 uncorrected errors. Reset the GPU. Only logged"
-        " (`resilience.health.checks.gpu_driver=warn`)."
+        "Health check `gpu` failed on n1: 3 uncorrected errors. Reset the GPU. Only logged"
+        " (`resilience.health.checks.gpu=warn`)."
     )
     assert logged == [text]
     assert judge.events == [
-        ("health", {"check": "gpu_driver", "node": "n1", "text": text, "action": "warn"})
+        ("health", {"check": "gpu", "node": "n1", "text": text, "action": "warn"})
     ]
 
 

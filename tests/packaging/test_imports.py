@@ -14,9 +14,7 @@ from forked import completed
 from repository import ROOT, imports, modules, pythons, run, tree
 from rows import few
 
-THIRD_PARTY = {
-    *("torch", "hydra", "submitit", "omegaconf", "numpy", "cloudpickle", "rich", "pynvml")
-}
+THIRD_PARTY = {*("torch", "hydra", "submitit", "omegaconf", "numpy", "cloudpickle", "rich")}
 HEAVY = (*THIRD_PARTY, "yaml")
 
 
@@ -205,7 +203,7 @@ def test_a_run_of_one_process_loads_what_it_needs(tmp_path):
     assert [name for name in loaded if name.startswith(others)] == []
     training = "start.agreement", "rollback"
     loops = "fault_injection", "epochs", "pushed", "plain"
-    health = "peers", "nvml", "gpu_driver", "product", "command"
+    health = "peers", "product", "command"
     for name in (
         *(f"training.{one}" for one in training),
         *(f"training.loop.{one}" for one in loops),

@@ -2,7 +2,7 @@
 
 Each fault is real where it can be, in a mount namespace of its own (root): a full disk, one without
 inodes, a tiny /dev/shm; a site's command that fails or hangs, a rank that does not come. A GPU is
-played: it multiplies wrong, or another process holds its memory, by the answers of its driver.
+played: it multiplies wrong.
 Prints fault, failed checks and exit code; its own exit code is 1 if one was not found.
 """
 
@@ -55,26 +55,6 @@ devices.torch = Torch()
 sys.argv = ["forge", *sys.argv[1:]]
 sys.exit(main.main())
 """
-HELD_MEMORY = """
-import os, sys
-sys.path.insert(0, os.environ["NVML_ANSWERS"])
-from nvml_answers import FakeNvml, recorded
-from forge.cli import main
-from forge.health import attempt
-from forge.health import gpu_memory, nvml
-
-gpu = FakeNvml(recorded("made_up_h100"))  # held by a process that lives: who has started this one
-held = [{"pid": os.getppid(), "usedGpuMemory": 9000 * 2**20}]
-gpu.answers["ComputeRunningProcesses_v3 gpu0"] = held
-nvml.driver = lambda: gpu
-gpu_memory._knows_pids = lambda: True
-attempt.devices = lambda: (0,)
-os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-sys.argv = ["forge", *sys.argv[1:]]
-sys.exit(main.main())
-"""
-
-
 IMPATIENT = """
 import sys
 from forge.cli import doctor, main
@@ -97,7 +77,6 @@ class Fault:
     """Shell commands in a mount namespace of their own; `$1` is the checkpoint directory."""
     before: tuple[str, ...] = ()
     """In front of the command."""
-    env: tuple[tuple[str, str], ...] = ()
     ranks: int = 1
     only: int | None = None
     """The only rank that comes."""
@@ -151,13 +130,6 @@ FAULTS = [
         before=(sys.executable, "-c", WRONG_PRODUCT),
         shown="wrong matrix product in bfloat16",
     ),
-    Fault(
-        "memory held by another process",
-        "gpu_memory",
-        before=(sys.executable, "-c", HELD_MEMORY),
-        env=(("NVML_ANSWERS", str(Path(__file__).parents[1] / "support")),),
-        shown=f"9000 MiB by pid {os.getpid()} of user {os.getuid()}",
-    ),
     Fault("a site's command fails", "nhc", nhc("echo fine; echo no fan; exit 3"), shown="no fan"),
     Fault("a site's command hangs", "nhc", nhc("sleep 600 & sleep 600", 1.0), shown="within 1 s"),
     Fault(
@@ -194,7 +166,7 @@ def examined(fault: Fault, folder: Path) -> tuple[int, str]:
     ranks = range(fault.ranks) if fault.only is None else [fault.only]
     started = []
     for rank in ranks:
-        env = os.environ | dict(fault.env)
+        env = dict(os.environ)
         if fault.ranks > 1:
             env |= {"RANK": str(rank), "WORLD_SIZE": str(fault.ranks), "LOCAL_RANK": str(rank)}
             env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
