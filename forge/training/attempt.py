@@ -115,7 +115,7 @@ class Attempt:
         """The current step and loop."""
         self._nan = NanPolicy(policy.nan)
         self.updater = Updater(live, self._nan, self._note)
-        self._optimizer_steps = OptimizerSteps(live, self.loops, self.updater, policy.nan.action)
+        self._optimizer_steps = OptimizerSteps(live, self.loops, self.updater)
         self._scales: list[RateScale] = []
         self._callbacks: list[Any] = []
         self._followers: Followers | None = None
@@ -368,7 +368,6 @@ class Attempt:
     def _begin_loop(self) -> None:
         """Check the given objects, now that the script has built everything."""
         self.boundary.check_left()
-        self._optimizer_steps.begin_loop()
         self._own.begin_loop()
         stopping.warn_of_children()
         with preflight.exits():

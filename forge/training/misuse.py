@@ -5,7 +5,6 @@ An error names the argument found, and the correct call.
 
 from __future__ import annotations
 
-import inspect
 import math
 import operator
 from collections.abc import Mapping
@@ -31,34 +30,28 @@ def shown(value: Any) -> str:
 
 
 EPOCHS_AFTER_A_LOOP = (
-    "run.epochs() was called after another loop of this Run. Use one loop over run.epochs, or loops"
-    " over run.steps; for several stages give each its own Run with a name."
+    "run.epochs() was called after another loop of this Run: for several stages"
+    " give each its own Run with a name."
 )
 BEGIN_AFTER_A_LOOP = (
-    "run.begin() was called after another loop of this Run: call it once, before the loop; for"
-    " several stages give each its own Run with a name."
+    "run.begin() was called after another loop of this Run: for several stages"
+    " give each its own Run with a name."
 )
 STEPS_AND_EPOCHS = (
-    "run.steps() was called in a Run that already has a loop over run.epochs. A Run cannot have"
-    " both: in the loop over run.epochs write `for step, batch in run.batches(loader):`."
+    "run.steps() was called in a Run that already has a loop over run.epochs: use run.batches."
 )
 BATCHES_WITHOUT_EPOCH = (
-    "run.batches() was called outside `for epoch in run.epochs(n):`, or twice in one epoch. Each"
-    " epoch has one pass. For batches of a second loader use `second = run.loader(loader)` above"
-    " the loop and `next(second)`; in an evaluation iterate over its loader directly."
+    "run.batches() was called outside `for epoch in run.epochs(n):`, or twice in one epoch: each"
+    " epoch has one pass."
 )
 FINISH_OUTSIDE_A_LOOP = (
-    "run.finish() was called outside the loop over run.steps, so there is no loop to end: call it"
-    " in a step, in a function of run.every, or after an epoch's pass."
+    "run.finish() was called outside the loop over run.steps, so there is no loop to end."
 )
 
 
 def epoch_without_pass(epoch: int) -> str:
     """The error for an epoch that ended without its loop over `run.batches`."""
-    return (
-        f"Epoch {epoch} has ended without `for step, batch in run.batches(loader):`, the loop in"
-        " which steps are done and counted."
-    )
+    return f"Epoch {epoch} has ended without `for step, batch in run.batches(loader):`."
 
 
 def check_boundary(step: int, last: int, *, is_open: bool) -> None:
@@ -116,8 +109,8 @@ def check_loader(call: str, loader: Any) -> None:
         )
 
 
-def check_function(call: str, function: Any, arguments: int) -> None:
-    """Refuse a function that cannot be called with so many arguments.
+def check_function(call: str, function: Any) -> None:
+    """Refuse an argument that is not a function.
 
     Raises:
         ForgeError: Naming the function.
@@ -127,18 +120,6 @@ def check_function(call: str, function: Any, arguments: int) -> None:
             f"run.{call}(): expected a function, found {shown(function)}. Give the function itself,"
             f" without a call: `run.{call}(function)`, not `run.{call}(function())`."
         )
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # of a builtin
-        return
-    try:
-        signature.bind(*range(arguments))
-    except TypeError:
-        name = getattr(function, "__name__", type(function).__name__)
-        takes = "the number of steps done" if arguments else "no arguments"
-        raise ForgeError(
-            f"run.{call}: forge calls {name} with {takes}, but its arguments are {signature}."
-        ) from None
 
 
 def check_interval(steps: Any) -> None:

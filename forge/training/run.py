@@ -505,7 +505,7 @@ class Run:
             )
 
         def register(function: _Function) -> _Function:
-            misuse.check_function("every", function, 1)
+            misuse.check_function("every", function)
             self._evaluations.add(function, steps, at_end=at_end, epochs=epochs)
             return function
 
@@ -597,7 +597,7 @@ class Run:
         Returns:
             The callback, so that `on_stop` works as a decorator.
         """
-        misuse.check_function("on_stop", callback, 0)
+        misuse.check_function("on_stop", callback)
         if self._attempt is not None:
             self._attempt.on_stop(callback, timeout_s)
         return callback

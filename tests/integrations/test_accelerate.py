@@ -71,4 +71,3 @@ def test_the_script_of_the_page(tmp_path):
     runs[1].run_to_end(([{"step 200": "TERM"}], 143))
     lines = [[line for line in run.output.splitlines() if "bias" in line] for run in runs]
     assert lines[0] == lines[1] != []
-    assert "the NaN policy is not applied" not in runs[0].output

@@ -100,14 +100,13 @@ def test_a_code_that_is_128_and_no_signal_is_the_task_s_own(jobs):
         jobs["leaves"].result()
 
 
-def test_a_loop_without_boundaries_is_warned_at_its_first_update_and_fails_at_the_deadline(jobs):
+def test_a_loop_without_boundaries_fails_at_the_deadline(jobs):
     """There is no checkpoint, so another start would do the same again."""
     one = jobs["by hand"]
     one.signal(signal.SIGUSR2)
     with pytest.raises(FailedJobError, match="has no checkpoint to resume from"):
         one.result()
     assert len(one.noted("starts")) == 1
-    assert one.job.stderr().count("An optimizer steps outside `run.steps`") == 1
 
 
 def test_requeuing_checkpointable(jobs, undisturbed):

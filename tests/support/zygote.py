@@ -92,7 +92,6 @@ for name in (
     "training.loop.epochs",
     "training.loop.fault_injection",
     "training.loop.loop_lengths",
-    "training.loop.own_iterators",
     "training.loop.pushed",
     "training.loop.snapshot_holder",
     "training.loop.trace_recorder",

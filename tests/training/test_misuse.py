@@ -61,10 +61,6 @@ LOOPS = {
         lambda run: run.every(len),
         "expected a number of steps, found the function len. Write `@run.every(500)` above",
     ),
-    "function without step": (
-        lambda run: run.every(5)(lambda: None),
-        "forge calls <lambda> with the number of steps done, but its arguments are ().",
-    ),
     "on_stop of a result": (
         lambda run: run.on_stop(print(end="")),
         "run.on_stop(): expected a function, found None. Give the function itself",

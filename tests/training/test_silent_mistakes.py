@@ -4,7 +4,6 @@ import itertools
 import logging
 import multiprocessing
 import signal
-import weakref
 
 import pytest
 import torch
@@ -242,134 +241,6 @@ def test_an_optimizer_that_is_made_again_in_the_loop_is_refused(job):
     assert "Step 2 has a problem" in exit_.value.text
 
 
-@pytest.mark.parametrize("is_given", [True, False])
-def test_a_grad_scaler_that_was_not_given_is_named(is_given, job, caplog):
-    """A resumed job would begin with its first scale, and leave out the steps that overflow."""
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    schedule = torch.optim.lr_scheduler.ExponentialLR(job.first, 0.9)  # wraps Optimizer.step
-    given = {"scaler": scaler} if is_given else {}
-    objects = {"body": job.body, "head": job.head, "first": job.first, "second": job.second}
-    with forge.Run(job.policy, **objects, schedule=schedule, **given) as run:
-        for _ in run.steps(3):
-            loss = job.loss()
-            scaler.scale(loss).backward()
-            if run.should_step(loss):
-                scaler.step(job.first)
-                scaler.update()
-    assert caplog.text.count("forge.Run(…, scaler=scaler)") == (not is_given)
-
-
-# -- batches that the loop reads by itself ---------------------------------------------------------
-
-
-class Holder:
-    """A trainer as many write it, which keeps its iterator."""
-
-    def __init__(self, loader):
-        self.batches = iter(loader)
-
-    def train(self, run):
-        for _ in run.steps(4):
-            next(self.batches)
-
-
-def forever(loader):
-    while True:
-        yield from loader
-
-
-def plainly(run, loader):
-    batches = iter(loader)
-    for _ in run.steps(4):
-        next(batches)
-
-
-def wrapped(run, loader):
-    batches = enumerate(itertools.cycle(loader))
-    for _ in run.steps(4):
-        next(batches)
-
-
-def in_a_generator(run, loader):
-    batches = forever(loader)
-    for _ in run.steps(4):
-        next(batches)
-
-
-def beside_the_loop_s_own(run, loader):
-    batches = iter(loader)
-    for _ in run.steps(4, torch.utils.data.DataLoader(torch.ones(8))):
-        next(batches)
-
-
-def behind_a_progress_bar(run, loader):
-    batches = map(str, loader)
-    for _ in (step for step in run.steps(4)):
-        next(batches)
-
-
-def of_a_trainer(run, loader):
-    Holder(loader).train(run)
-
-
-def zipped(run, loader):
-    for _ in zip(run.steps(4), loader, strict=False):
-        pass
-
-
-def zipped_in_epochs(run, loader):
-    for _ in run.epochs(1):
-        for _ in zip(run.batches(range(4)), loader, strict=False):
-            pass
-
-
-def given(run, loader):
-    batches = run.steps(4, loader)
-    for _ in enumerate(batches):
-        pass
-
-
-def second(run, loader):
-    batches = run.loader(loader)
-    for _ in run.steps(4):
-        next(batches)
-
-
-def evaluated(run, loader):
-    first = iter(loader)
-    next(first)
-    for _ in run.steps(4):
-        list(loader)
-
-
-OWN = [
-    plainly,
-    wrapped,
-    in_a_generator,
-    beside_the_loop_s_own,
-    behind_a_progress_bar,
-    of_a_trainer,
-    zipped,
-    zipped_in_epochs,
-]
-SAVED = [given, second, evaluated]
-
-
-@pytest.mark.parametrize("loop", [*OWN, *SAVED])
-def test_batches_that_the_loop_reads_by_itself_are_told_once(job, caplog, loop):
-    """They would begin again after a resume; what is not read in the loop would not matter."""
-    caplog.set_level(logging.WARNING, "forge")
-    loader = torch.utils.data.DataLoader(torch.ones(8))
-    with job.run(has_optimizers=False) as run:
-        loop(run, loader)
-    texts = [r.getMessage() for r in caplog.records if "by `" in r.getMessage()]
-    name = {of_a_trainer: "self.batches", zipped: "zip(…)", zipped_in_epochs: "zip(…)"}.get(
-        loop, "batches"
-    )
-    assert len(texts) == (loop in OWN)
-    assert all(f"the loop reads a DataLoader by `{name}`, whose place" in text for text in texts)
-
-
 @pytest.mark.parametrize("start", ["before", "blocked", "within"])
 def test_children_that_a_sigterm_to_all_would_end_are_told_once(job, caplog, start):
     """A pool whose worker has ended never gives the step its result: it lost what was unsaved."""
@@ -394,19 +265,3 @@ def test_children_that_a_sigterm_to_all_would_end_are_told_once(job, caplog, sta
     texts = [r.getMessage() for r in caplog.records if "SIGTERM to all" in r.getMessage()]
     assert len(texts) == (start == "before")
     assert all("end these child processes: helper." in text for text in texts)
-
-
-def test_the_search_for_a_scaler_keeps_no_tensor_of_the_step(job):
-    """A frame keeps what was asked of it: before Python 3.13 until its function returns."""
-    with job.run() as run:
-        for step in run.steps(6):
-            batch = torch.ones(4, 2)
-            if step == 4:  # in the first steps the iterators of the script are looked for, too
-                seen = weakref.ref(batch)
-                loss = job.head(job.body(batch)).sum()
-                loss.backward()
-                run.update(loss, job.first, job.second)
-                del loss
-            del batch
-        is_alive = seen() is not None
-    assert not is_alive

@@ -176,7 +176,7 @@ class Epochs:
                     lengths.ended(position.taken)
                 break
             try:
-                yield from self._steps.step(position, batch, self._pass)
+                yield from self._steps.step(position, batch)
             except GeneratorExit:
                 position.end_pass(is_left=True)
                 self._boundary.note_left()

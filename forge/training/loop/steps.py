@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Generator, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from forge import messages
 from forge.data.position import Position
@@ -15,9 +15,6 @@ from forge.training.loop import step_limit
 from forge.training.loop.loop_progress import LoopProgress
 from forge.training.nan.update import Updater
 from forge.training.parts import Parts
-
-if TYPE_CHECKING:
-    from forge.training.loop.own_iterators import OwnIterators
 
 NESTED = (
     "run.steps() was called inside a step of another run.steps. For a second source of batches use"
@@ -73,9 +70,6 @@ class Steps:
         self._last: weakref.ref[Generator[Any, None, None]] | None = None
         self._repeated: tuple[Any, float, int] = (None, 0, 0)
         """The last loop's loader and `n`, and the number of loops in a row over that loader."""
-        self._own: OwnIterators | None = None
-        """Looks for iterators of the script, after each of the first steps."""
-        self._is_looking = True
 
     def iterate(self, n: float, loader: Iterable[Any] | None) -> Iterator[Any]:
         """See `Run.steps`."""
@@ -137,7 +131,7 @@ class Steps:
                 if position is not None and position.taken >= longest:
                     position.cut()
                 batch = position.next() if position is not None else None
-                yield from self.step(position, batch, self._last)
+                yield from self.step(position, batch)
         except (GeneratorExit, Exception):  # the script can catch an error, and begin another loop
             self._boundary.leave_loop()
             raise
@@ -148,10 +142,8 @@ class Steps:
         with self._shutdown.giving_up():
             position.load(state)
 
-    def step(
-        self, position: Position | None, batch: Any, loop: weakref.ref[Any] | None
-    ) -> Generator[Any, None, None]:
-        """Yield one step of the iterator `loop`; it counts when it ends."""
+    def step(self, position: Position | None, batch: Any) -> Generator[Any, None, None]:
+        """Yield one step of a loop; it counts when it ends."""
         loops = self._loops
         if position is not None:
             name = "steps" if loops.epochs is None else "batches"
@@ -164,9 +156,3 @@ class Steps:
             tell(batch)
         value = (loops.step, batch) if position is not None else loops.step
         yield from counted(loops, self._updater, value)
-        if self._is_looking:
-            from forge.training.loop.own_iterators import OwnIterators
-
-            self._own = self._own or OwnIterators()
-            self._is_looking = self._own.look(loop and loop())
-            self._own = self._own if self._is_looking else None
