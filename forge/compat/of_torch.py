@@ -13,8 +13,6 @@ LAYER_VERSIONS = "_metadata"
 """The attribute of a module's state_dict with the versions of its layers' formats."""
 EXTRA_STATE = "_extra_state"
 """Last part of the key of `get_extra_state`'s result in a state_dict."""
-SCHEDULES = "_schedulers"
-"""Key of the inner schedules in the state_dict of a SequentialLR or ChainedScheduler."""
 
 
 def on_worker_start(call: Callable[[], None]) -> None:

@@ -114,7 +114,7 @@ class Resume(Enum):
     same = "same"
     """Its own: saved by the same program, Run name and config."""
     changed = "changed"
-    """Also those of another config; differences are applied and logged."""
+    """Also those of another config; the saved hyperparameters stay, and differences are listed."""
 
 
 @dataclass
@@ -534,8 +534,8 @@ class Policy:
         Resume.same,
         help="Whether a job can resume with another config. same: no; a start with other overrides,"
         " or another `config=` of forge.Run, is refused (exit code 78), and changes of YAML files"
-        " are not applied. changed: yes; the new values are applied and logged. Overrides of keys"
-        " of `resilience` are always applied.",
+        " are not applied. changed: yes; the checkpoint's hyperparameters are kept, and what"
+        " differs is logged. Overrides of keys of `resilience` are always applied.",
     )
     signal: SignalConfig = field(default_factory=SignalConfig)
     shutdown: ShutdownConfig = field(default_factory=ShutdownConfig)

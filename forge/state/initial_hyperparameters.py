@@ -1,18 +1,20 @@
 """The hyperparameters that a script builds before a checkpoint is loaded: rates, decays, lengths.
 
-Loading a checkpoint restores the saved hyperparameters. If a job continues with another config
-(`resilience.resume=changed`), `forge/state/changed_hyperparameters.py` adapts them.
+Loading a checkpoint restores the saved hyperparameters, also if a job continues with another config
+(`resilience.resume=changed`). The values that the script now builds differently are listed.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch.optim.lr_scheduler import LRScheduler
+
+if TYPE_CHECKING:  # most jobs keep their config
+    from forge.jobdir.config_changes import Change
 
 _Path = tuple[Any, ...]
 _SCALARS = (bool, int, float, str, type(None))
@@ -27,7 +29,6 @@ class InitialHyperparameters:
             n: o for n, o in objects.items() if not isinstance(o, torch.nn.Module)
         }
         states = {name: _hyperparameters(one) for name, one in self.objects.items()}
-        self.fresh = {n: copy.deepcopy(s) for n, s in states.items() if self._is_known(n)}
         self.record: dict[str, dict[str, Any]] = {
             name: {"(class)": type(one).__qualname__, **values(states[name])}
             for name, one in self.objects.items()
@@ -39,6 +40,25 @@ class InitialHyperparameters:
     def _is_known(self, name: str) -> bool:
         kinds = (torch.optim.Optimizer, LRScheduler, torch.amp.GradScaler)
         return isinstance(self.objects[name], kinds)
+
+    def kept(self, recorded: dict[str, Any]) -> list[Change]:
+        """Hyperparameters that loading restores although the script now builds other values.
+
+        Args:
+            recorded: The `record` of the job that saved the checkpoint.
+        """
+        from forge.jobdir.config_changes import Change, changes
+
+        differences = []
+        for name in filter(self._is_known, self.record):
+            if name not in recorded:
+                continue
+            changed = changes(recorded[name], self.record[name])
+            # Counters and caches begin with an underscore.
+            shown = [one for one in changed if not any(p[:1] == "_" for p in one.key.split("."))]
+            for one in shown or changed:
+                differences.append(Change(f"{name}.{one.key}", one.before, one.now))
+        return differences
 
 
 def _hyperparameters(one: Any) -> Any:

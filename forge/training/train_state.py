@@ -33,7 +33,7 @@ class TrainState(Watcher):
         own: `run.state`.
         loops: The current step and loop.
         updater: Counters of the NaN policy; how far the scales of the GradScalers have fallen.
-        owner: Adapts loaded state to the job's config.
+        owner: Refuses checkpoints of other jobs.
         directory: The checkpoints, the ledger, and the metrics that are saved too.
     """
 
@@ -196,7 +196,7 @@ class TrainState(Watcher):
         state = found.state
         restoring.prepare(self.live, state["live"])
         owned = found.fill()
-        self._owner.adapt(state["live"]["states"], found.manifest.job, self._ledger)
+        self._owner.check_known(found.manifest.job)
         restoring.load(self.live, state["live"], owned)
         self._updater.load_state_dict(state)
         self._metrics.restore(state)

@@ -6,7 +6,6 @@ One module, since it is one list of contracts.
 import os
 import subprocess
 import sys
-import warnings
 
 import pytest
 import torch
@@ -123,21 +122,6 @@ def test_has_load_hooks(register):
         assert not of_torch.has_load_hooks(model[0])
         handle.remove()
         assert not of_torch.has_load_hooks(model)
-
-
-def test_the_key_of_inner_schedules():
-    """The state_dict of the outer schedule has the inner states under this key."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of schedules that were not stepped
-        schedulers = torch.optim.lr_scheduler
-        optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
-        parts = [schedulers.ConstantLR(optimizer), schedulers.ExponentialLR(optimizer, 0.9)]
-        for whole in (
-            schedulers.SequentialLR(optimizer, parts, milestones=[2]),
-            schedulers.ChainedScheduler(parts, optimizer),
-        ):
-            states = whole.state_dict()[of_torch.SCHEDULES]
-            assert [one.keys() for one in states] == [one.state_dict().keys() for one in parts]
 
 
 def test_the_key_of_extra_state():

@@ -81,7 +81,6 @@ for name in (
     "shutdown.signal_handler",
     "slurm.step",
     "slurm.wrapper",
-    "state.changed_hyperparameters",
     "state.ddp_buckets",
     "state.putting_back",
     "state.restoring",

@@ -2,8 +2,8 @@
 
 The file identifies the job (`forge/jobdir/identity.py`) and the values that the script had built
 (`forge/state/initial_hyperparameters.py`), under an id that every manifest repeats. A job that was
-continued with another config has one id for each config, so that every checkpoint can be matched
-with the values it was built with. Only the process that has claimed the directory writes the file,
+continued with another config has one id for each config; the values are recorded to list those that
+a later start builds differently. Only the process that has claimed the directory writes the file,
 before the first step, and again if something changes.
 """
 
@@ -29,7 +29,6 @@ from forge.state.initial_hyperparameters import InitialHyperparameters
 
 if TYPE_CHECKING:  # most jobs keep their config
     from forge.jobdir.config_changes import Change
-    from forge.state.changed_hyperparameters import ChangedHyperparameters
 
 FILE = "job.json"
 _BY_CONFIG = (
@@ -61,8 +60,7 @@ class CheckpointOwner:
     """Decides, after the directory was claimed, whether this job can resume from it.
 
     Raises:
-        ConfigError: If the checkpoints belong to another job, and `resume=changed` is not set;
-            or if it is set, and a change cannot be applied.
+        ConfigError: If the checkpoints belong to another job, and `resume=changed` is not set.
         CheckpointError: If `job.json` cannot be read, and no checkpoint identifies the job.
     """
 
@@ -95,8 +93,8 @@ class CheckpointOwner:
         else:
             known = [*known[:-1], self._resumed(known[-1], mine)]
         self._known = known
-        if newest is not None and (recorded := self._recorded(newest)):
-            self._changes(recorded).check()
+        if newest is not None:
+            self.check_known(newest)
 
     @property
     def id(self) -> str:
@@ -135,9 +133,7 @@ class CheckpointOwner:
         from forge.jobdir.config_changes import differences, listed  # no first start needs it
 
         self._changed = differences(known.identity, mine.identity)
-        if is_change_wanted:
-            return _id(known.identity, known.built) == mine.id
-        if self._changed:
+        if self._changed and not is_change_wanted:
             is_same = Path(known.job_dir) == self._path.parent
             started_in = "" if is_same else f" (started in {known.job_dir})"
             by_policy = "`resume: changed` in the policy that is given to forge.Run"
@@ -152,14 +148,13 @@ class CheckpointOwner:
                 ],
                 "The checkpoint directory",
             )
-        kept = self._changes(known.built).kept()
-        if kept:
+        if kept := self._built.kept(known.built):
             messages.warn(
-                "The script now builds other values than at the first start. The values in the"
-                " checkpoint replace them (`resilience.resume=changed` keeps the new values):"
+                "The script now builds other values than at the last start. The values in the"
+                " checkpoint replace them; to change them, set them after forge.Run is entered:"
                 f"{listed(kept)}"
             )
-        return True
+        return not is_change_wanted or _id(known.identity, known.built) == mine.id
 
     def _resumed(self, known: _Entry, mine: _Entry) -> _Entry:
         """The existing entry, updated for this start."""
@@ -171,17 +166,16 @@ class CheckpointOwner:
             known = replace(known, config=mine.config, words=mine.words)
         return replace(known, job_dir=mine.job_dir)
 
-    def _recorded(self, saved_by: str) -> dict[str, Any]:
-        """The built values that belong to a checkpoint with this id, if it is not the present id.
+    def check_known(self, saved_by: str) -> None:
+        """Refuse a checkpoint of a job that this directory does not list.
 
+        Args:
+            saved_by: The id in its manifest.
         Raises:
             CheckpointError: If the id is unknown.
         """
-        if saved_by in ("", self.id):
-            return {}
-        for one in self._known:
-            if one.id == saved_by:
-                return one.built
+        if saved_by in ("", *(one.id for one in self._known)):
+            return
         steps = [one for one in step_dirs(self._path.parent) if _newest_id([one]) == saved_by]
         names = messages.truncate_list([one.name for one in steps], 3)
         raise CheckpointError(
@@ -189,21 +183,6 @@ class CheckpointOwner:
             f" the jobs of this directory, which {FILE} lists. Move {names} to another directory,"
             " or set another `resilience.checkpoint.dir`."
         )
-
-    def _changes(self, recorded: dict[str, Any]) -> ChangedHyperparameters:
-        from forge.state.changed_hyperparameters import ChangedHyperparameters
-
-        return ChangedHyperparameters(self._built, recorded)
-
-    def adapt(self, states: dict[str, Any], saved_by: str, ledger: Ledger) -> None:
-        """Replace values in saved states that the script now builds differently."""
-        recorded = self._recorded(saved_by)
-        if not recorded:
-            return
-        changed = self._changes(recorded).adapt(states)
-        if changed:
-            text = "Changed in the checkpoint's state, because the config has changed"
-            _record(ledger, text, changed)
 
     def keep(self, ledger: Ledger) -> None:
         """Write `job.json`, and log a change of the directory's job.
