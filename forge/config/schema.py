@@ -359,14 +359,6 @@ class HealthConfig:
     """Checks of the node, its GPUs and its ranks."""
 
     enabled: bool = key(True, help="Whether any health check runs.")
-    every_s: float | None = key(
-        300.0,
-        gt=0,
-        remedy="To switch it off, set it to null.",
-        help="Seconds between health checks during training. null: none during training. These are"
-        " repeated, in the background: `disk` (without its write test), `shm` and your own"
-        " commands. The other checks run only at the start.",
-    )
     exclude_h: float = key(
         24.0,
         gt=0,

@@ -17,7 +17,7 @@ from forge.errors import Reason
 
 @dataclass(frozen=True)
 class StopRequest:
-    """Request to save and exit: a signal, the time limit, or a failed health check."""
+    """Request to save and exit: a signal or the time limit."""
 
     code: int
     """The exit code of all ranks."""
@@ -26,8 +26,6 @@ class StopRequest:
     """The signal, such as `SIGTERM`; None if there was none."""
     boundary: int | None = None
     """The boundary of which the rank has a pending snapshot, so that it can stop there."""
-    text: str = ""
-    """Details for people, if the reason is not enough."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +56,10 @@ class FinishRequest:
 
 @dataclass(frozen=True)
 class FailureReport:
-    """This rank cannot continue: it cannot write checkpoints, or its results are unreliable."""
+    """This rank cannot continue: for example, it cannot write checkpoints."""
 
     code: int
     text: str
-    reason: Reason | None = None
-    """The reason, if it is not the usual one for the code."""
 
 
 Request = StopRequest | SaveRequest | FinishRequest | FailureReport
@@ -107,8 +103,8 @@ _KINDS: dict[str, Any] = {
 def to_text(fact: Request) -> str:
     """Encode a request for the other ranks; equal requests have equal texts."""
     values = vars(fact)
-    if isinstance(fact, (StopRequest, FailureReport)):
-        values = values | {"reason": fact.reason and fact.reason.name}
+    if isinstance(fact, StopRequest):
+        values = values | {"reason": fact.reason.name}
     return json.dumps({"kind": type(fact).__name__, **values}, sort_keys=True)
 
 

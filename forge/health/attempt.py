@@ -1,9 +1,6 @@
-"""The health checks of one attempt: all of them before training, the passive ones also during it.
+"""The health checks of one attempt, all of them before training.
 
-    at the start   the first task of a node checks the node, each task its GPUs, then all ranks
-                   check each other
-    in training    every `health.every_s` a thread repeats the passive checks; it proposes a
-                   failure to all ranks, which stop together at a step boundary
+The first task of a node checks the node, each task its GPUs, then all ranks check each other.
 
 All ranks have the same policy, and therefore run the same checks in the same order: `CHECKS`, then
 `health.commands`. Checks of GPUs and of several ranks load their code only in a task that has them.
@@ -14,27 +11,17 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from forge import messages
 from forge.config.schema import CheckAction, HealthConfig
-from forge.errors import ConfigError
+from forge.errors import ConfigError, Exit
 from forge.group.group import Coordinator
-from forge.group.requests import Watcher
 from forge.health import storage
-from forge.health.check import Answer, Check, Context, Finding, Scope, make
+from forge.health.check import Check, Context, Finding, Scope, make
 from forge.process import world
-
-if TYPE_CHECKING:
-    from forge.health.verdicts import Refusal, Verdicts
-
-_LEAVE_S = 2.0
-"""Seconds that `close` waits for the thread: it does not wait for a check that hangs."""
 
 _Look = Callable[[Context], Finding | None]
 
@@ -53,15 +40,15 @@ def _of_ranks(context: Context) -> Finding | None:
 
 
 CHECKS: tuple[Check, ...] = (
-    Check("disk", storage.disk, Scope.node, is_passive=True, is_shared=True),
-    Check("shm", storage.shm, Scope.node, is_passive=True),
+    Check("disk", storage.disk, Scope.node, is_shared=True),
+    Check("shm", storage.shm, Scope.node),
     Check("gpu", _of_gpus("product", "gpu"), Scope.task),
     Check("ranks", _of_ranks, Scope.ranks),
 )
 """Their names are the keys of `health.checks`."""
 
 
-class Health(Watcher):
+class Health:
     """Runs the health checks of one attempt, on one rank.
 
     Args:
@@ -82,13 +69,6 @@ class Health(Watcher):
         self._context = context
         self._is_stopping = is_stopping
         self._note = note
-        self._verdicts: Verdicts | None = None
-        """Applies the policy to findings; None before the first that is not good."""
-        self._answers: dict[str, Answer] = {}
-        """The last answer of each check; a check that timed out can still be running."""
-        self._thread: threading.Thread | None = None
-
-    # -- at the start ----------------------------------------------------------------------------
 
     def check_node(self) -> None:
         """Run the checks of this node and of this task's devices.
@@ -109,11 +89,11 @@ class Health(Watcher):
 
     def _check(self, *scopes: Scope) -> None:
         for check, action in asked_for(self._config, self._context, *scopes):
-            refusal = self._made(check, action)
-            if refusal is not None:
+            exit_ = self._made(check, action)
+            if exit_ is not None:
                 if check.scope is not Scope.ranks or self._context.ranks.rank == 0:
-                    messages.say(f"{refusal.exit}.", logging.ERROR)
-                raise refusal.exit
+                    messages.say(f"{exit_}.", logging.ERROR)
+                raise exit_
 
     @property
     def limit_s(self) -> float:
@@ -123,72 +103,22 @@ class Health(Watcher):
         waits_s = self._context.start_s if any(one.is_shared for one in own) else 0.0
         return waits_s + sum(one.timeout_s for one in own)
 
-    def _made(self, check: Check, action: CheckAction) -> Refusal | None:
+    def _made(self, check: Check, action: CheckAction) -> Exit | None:
         # A check of all ranks contains collectives: all ranks run it, or none.
         is_left = bool if check.scope is Scope.ranks else self._is_stopping
-        if is_left() or self._answers.get(check.name, Answer()).is_pending:
+        if is_left():
             return None
         answer = make(check, self._context, is_left)
-        self._answers[check.name] = answer
-        if self._context.stopped.is_set():
-            return None  # the end of the attempt can have caused it
-        if self._verdicts is None and answer.is_good:
+        if answer.is_good:
             return None
-        if self._verdicts is None:
-            from forge.health.verdicts import Verdicts  # a healthy node needs none of it
+        from forge.health.verdicts import Verdicts  # a healthy node needs none of it
 
-            rank = self._context.ranks.rank
-            self._verdicts = Verdicts(self._context.job, rank, self._note)
-        return self._verdicts.judge(check, action, answer)
-
-    # -- during training -------------------------------------------------------------------------
-
-    def watch(self) -> None:
-        """Repeat the passive checks in a thread, until `close`."""
-        every_s = self._config.every_s
-        if every_s is None or not self._config.enabled:
-            return
-        self._context = replace(self._context, is_beside=True)
-        self._thread = threading.Thread(
-            target=self._repeat, args=(every_s,), name="forge-monitor", daemon=True
-        )
-        self._thread.start()
-
-    def _repeat(self, every_s: float) -> None:
-        due = time.monotonic() + every_s
-        while not self._context.stopped.wait(max(due - time.monotonic(), 0.0)):
-            try:
-                refusal = self._look()
-            except Exception as error:  # noqa: BLE001 - an error here must not end a training
-                messages.warn(
-                    f"The background health checks crashed ({error!r}). Training continues without"
-                    " them until the next start."
-                )
-                return
-            if refusal is not None:
-                self._context.ranks.propose(refusal.fact)
-                return
-            due = max(due + every_s, time.monotonic())  # a missed round is not repeated
-
-    def _look(self) -> Refusal | None:
-        """The first refusal of a round."""
-        for check, action in asked_for(self._config, self._context):
-            if check.is_passive and not self._context.stopped.is_set():
-                refusal = self._made(check, action)
-                if refusal is not None:
-                    return refusal
-        return None
-
-    def on_stop(self) -> None:
-        """Ignore failures from now on: the end of the attempt can have caused them."""
-        self._context.stopped.set()
+        verdicts = Verdicts(self._context.job, self._context.ranks.rank, self._note)
+        return verdicts.judge(check, action, answer)
 
     def close(self) -> None:
-        """Stop the background checks; a thread that hangs in a check is not waited for."""
-        self.on_stop()
-        if self._thread is not None:
-            self._thread.join(_LEAVE_S)
-            self._thread = None
+        """No answer is needed any more: a command that still runs is killed."""
+        self._context.stopped.set()
 
 
 def asked_for(

@@ -69,8 +69,6 @@ class Context:
     """Whether this rank is the first of its node."""
     state_bytes: int = 0
     """The least size of a checkpoint of this process's objects; 0: unknown."""
-    is_beside: bool = False
-    """Whether training runs at the same time; otherwise it waits for the checks."""
     start_s: float = 0.0
     """Seconds that a start waits for a shared disk that does not answer."""
     stopped: threading.Event = field(default_factory=threading.Event)
@@ -87,11 +85,6 @@ class Check:
     """Returns the finding; None if the check does not apply here. The function can block. An
     exception does not count as a failure, except `DiskFull` and `RankLost`."""
     scope: Scope
-    is_passive: bool = False
-    """Whether the check can run during training: it computes nothing on a GPU, then writes nothing,
-    and communicates with no other rank."""
-    is_doubtful: bool = False
-    """Whether results since the last checkpoint can be wrong after a failure."""
     timeout_s: float = TIMEOUT_S
     """Seconds after which the check counts as failed."""
     is_shared: bool = False
@@ -109,18 +102,11 @@ class Answer:
     """None if the check does not apply here, or crashed."""
     error: str = ""
     """The error of a check that crashed, which does not count as a failure."""
-    left: threading.Thread | None = None
-    """The thread of a check that timed out."""
 
     @property
     def is_good(self) -> bool:
         """Whether the check has neither failed nor crashed."""
         return not self.error and (self.finding is None or not self.finding.is_failed)
-
-    @property
-    def is_pending(self) -> bool:
-        """Whether the check still runs, and therefore cannot be started again."""
-        return self.left is not None and self.left.is_alive()
 
 
 def make(check: Check, context: Context, unless: Callable[[], bool] = lambda: False) -> Answer:
@@ -168,7 +154,7 @@ def make(check: Check, context: Context, unless: Callable[[], bool] = lambda: Fa
             )
             raise Exit(int(ExitCode.FORCED), text)
     if not answers:
-        return Answer(None if unless() else _late(check, context), left=thread)
+        return Answer(None if unless() else _late(check))
     if isinstance(answers[0], DiskFull):
         raise answers[0]
     return answers[0]
@@ -180,13 +166,12 @@ def _wait(thread: threading.Thread, seconds: float, unless: Callable[[], bool]) 
         thread.join(min(left_s, _LOOK_S))
 
 
-def _late(check: Check, context: Context) -> Finding:
+def _late(check: Check) -> Finding:
     """The finding for a check that timed out."""
     return Finding(
         f"no answer within {check.timeout_s:g} s",
         is_failed=True,
-        # The training's own reads and writes can keep a file system busy.
-        only_warns=check.is_shared or (context.is_beside and check.scope is Scope.node),
+        only_warns=check.is_shared,
         remedy="Find out what the check waits for.",
         # In a check of all ranks, any rank can be the culprit.
         culprits=() if check.scope is Scope.ranks else None,

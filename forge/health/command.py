@@ -36,7 +36,6 @@ def check(name: str, config: CommandCheckConfig) -> Check:
         name,
         lambda context: _run(config, context),
         Scope.node,
-        is_passive=True,
         timeout_s=config.timeout_s,
         is_command=True,
     )

@@ -27,25 +27,24 @@ _MIN_SHM_GIB = 1.0
 def disk(context: Context) -> Finding:
     """Whether a file can be written in the checkpoint directory; little free space only warns.
 
-    NVRx and gcm write the same amount (4 KB). During training, nothing is written.
+    NVRx and gcm write the same amount (4 KB).
 
     Raises:
         DiskFull: If there is no space even for this file.
     """
     place = _there(context.checkpoint_dir)
-    if not context.is_beside:
-        try:
-            with tempfile.NamedTemporaryFile(dir=place, prefix=".step_health_") as file:
-                file.write(b"\0" * 4096)
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            text = f"{place} cannot be written: {error}"
-            if is_disk_full(error):
-                raise DiskFull(text) from error
-            is_late = error.errno == errno.ETIMEDOUT  # of a server that all nodes share
-            remedy = "Change its permissions, or save elsewhere (`resilience.checkpoint.dir`)."
-            return Finding(text, is_failed=True, only_warns=is_late, remedy=remedy)
+    try:
+        with tempfile.NamedTemporaryFile(dir=place, prefix=".step_health_") as file:
+            file.write(b"\0" * 4096)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        text = f"{place} cannot be written: {error}"
+        if is_disk_full(error):
+            raise DiskFull(text) from error
+        is_late = error.errno == errno.ETIMEDOUT  # of a server that all nodes share
+        remedy = "Change its permissions, or save elsewhere (`resilience.checkpoint.dir`)."
+        return Finding(text, is_failed=True, only_warns=is_late, remedy=remedy)
     system = os.statvfs(place)
     free = system.f_bavail * system.f_frsize
     problems = [*_little_room(context, system, free), *_few_inodes(place, system)]

@@ -140,7 +140,6 @@ class Attempt:
             sections.end()  # the script can catch the error and continue
             raise
         _active.append(self)
-        self._health.watch()
 
     # -- claim, check, resume, ready -----------------------------------------------------------
 
@@ -347,7 +346,6 @@ class Attempt:
             directory.metrics,
             self.updater,
             HeartbeatWatcher(),
-            self._health,
         ]
         if REHEARSAL in os.environ:
             from forge.training.loop import fault_injection, trace_recorder

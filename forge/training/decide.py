@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from forge.errors import ExitCode, Reason
+from forge.errors import ExitCode
 from forge.group.requests import Consensus, FinishRequest, StopRequest
 
 
@@ -21,8 +21,6 @@ class Halt:
 
     text: str
     code: int = int(ExitCode.HALTED)
-    reason: Reason | None = None
-    """The reason, if it differs from the one that belongs to the code."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +91,7 @@ def decide(agreed: Consensus, step: int, known: LocalInputs) -> Decision:
         known: Inputs that every rank knows without communication.
     """
     if agreed.failed is not None:
-        return Halt(agreed.failed.text, agreed.failed.code, agreed.failed.reason)
+        return Halt(agreed.failed.text, agreed.failed.code)
     if known.nan is not None:
         return known.nan
     save = _save(agreed, step, known)

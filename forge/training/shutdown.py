@@ -65,7 +65,7 @@ class Shutdown:
 
     def stop(self, request: StopRequest, save: Callable[[], None] | None) -> NoReturn:
         """Save and exit; in the middle of a step without a save."""
-        name = request.signal or request.text or request.reason.value
+        name = request.signal or request.reason.value
         self._handler.begin_deadline()
         self._directory.metrics.flush()
         try:
@@ -83,7 +83,7 @@ class Shutdown:
     def halt(self, halt: Halt) -> NoReturn:
         """Exit without a save."""
         if halt.code != ExitCode.HALTED:
-            self._shut_down(halt.code, halt.text, "error", logging.ERROR, halt.reason)
+            self._shut_down(halt.code, halt.text, "error", logging.ERROR)
         self._directory.metrics.flush()
         self._directory.saver.finish()
         text = f"halted by the NaN policy. {halt.text}; {self._directory.in_place()}"

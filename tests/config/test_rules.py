@@ -73,7 +73,6 @@ SINGLE = [
         "is empty. Set it to the name of a value that you pass to run.log, or to null",
     ),
     ("checkpoint.best.metric", True, "expected a string, found a boolean"),
-    ("health.every_s", 0, INTERVAL),
     ("health.exclude_h", 0, "above 0 and finite"),
     ("health.commands.nhc.run", [], "is empty; expected a command such as `[nhc, -a]`"),
     (

@@ -46,14 +46,6 @@ def test_a_full_disk_is_no_fault_of_the_node(tmp_path, monkeypatch):
         storage.disk(Context(tmp_path, tmp_path))
 
 
-def test_nothing_is_written_beside_training(tmp_path, monkeypatch):
-    """A synced file would wait for what the training itself writes."""
-    monkeypatch.setattr(os, "fsync", lambda fd: pytest.fail("it was"))
-    played(monkeypatch, free_gib=1)
-    finding = storage.disk(Context(tmp_path, tmp_path, state_bytes=2**30, is_beside=True))
-    assert finding.only_warns
-
-
 def test_room_is_counted_in_checkpoints_as_large_as_the_newest(tmp_path, monkeypatch):
     """The first one is as large as what is to be saved; another node has no more room."""
     played(monkeypatch, free_gib=1)

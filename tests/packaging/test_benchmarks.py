@@ -26,7 +26,6 @@ SMALL = f"--mib 1 {ONE}"
 RUNS = {
     "agreement.py": (f"--calls 10 {ONE} --steps 10 --ranks 2", "2 ranks, sent by rank 0 in 10"),
     "checkpoint.py": (f"--mib 1 --threads 1 {ONE} --peers peers", "of which the end of the inter"),
-    "health_beside.py": (f"--seconds 0.1 {ONE}", "wake-ups"),
     "launch.py": (f"--jobs 1 {ONE}", "a sweep of one such job"),
     "lightning_step.py": (f"--steps 10 {ONE}", "ForgeCallback, stream"),
     "nan_check.py": (f"--millions 0.1 {ONE}", "no check"),
@@ -41,7 +40,7 @@ RUNS = {
 }
 """Benchmark -> its options, and something that it prints."""
 STARTS_PROCESSES = {
-    *("agreement.py", "checkpoint.py", "health_beside.py", "launch.py", "progress_marks.py"),
+    *("agreement.py", "checkpoint.py", "launch.py", "progress_marks.py"),
     *("rank_saving.py", "restart_ranks.py", "slurm_launch.py", "startup.py", "step.py"),
     *("lightning_step.py", "status.py", "transformers_step.py"),
 }
