@@ -19,8 +19,9 @@ _Batch = TypeVar("_Batch")
 def resumable(loader: Iterable[_Batch], *, ahead: int = 0) -> Resumable[_Batch]:
     """Wrap a loader so that its place in the data is saved, to the batch, in any loop.
 
-    For a loop that forge does not own, such as a trainer's. Give it to `forge.Run` like a model;
-    without a Run, save its `state_dict()`, and restore torch's random state when you load it.
+    For a loop that forge does not own, such as a trainer's, and for a second loader in a loop over
+    `run.epochs`. Give it to `forge.Run` like a model; without a Run, save its `state_dict()`, and
+    restore torch's random state when you load it.
 
     Example::
 

@@ -73,7 +73,8 @@ class Resumable(Generic[_Batch]):
         position, self._is_begun = self._position, False
         assert position is not None
         self._skip(position)
-        while not position.is_over:
+        # Another position: a place was loaded while a script reads this iterator.
+        while not position.is_over and self._position is position:
             batch = self._next_batch(position) if self.ahead else position.next_of_pass()
             if position.is_over:
                 return

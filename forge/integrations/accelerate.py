@@ -78,7 +78,3 @@ class AcceleratedRun(forge.Run):
     def batches(self, loader: Iterable[Any]) -> Iterator[tuple[int, Any]]:
         """As `forge.Run.batches`."""
         return super().batches(self._read(loader))
-
-    def loader(self, loader: Iterable[Any]) -> Any:
-        """As `forge.Run.loader`."""
-        return super().loader(self._read(loader))

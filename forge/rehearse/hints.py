@@ -25,7 +25,7 @@ _MOST = 6
 _ADVICE = {
     "buffer": "make {} a persistent buffer of its module (register_buffer)",
     "generator": "keep the state of {} in run.state",
-    "iterator": "create {} by run.loader(…)",
+    "iterator": "give the loader of {} to run.steps, or wrap it in forge.data.resumable",
     "stateful": "pass {} to forge.Run",
     "value": "keep {} in run.state",
 }

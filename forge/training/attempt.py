@@ -416,7 +416,7 @@ class Attempt:
             self._pushed.end(reason)
 
     def loader(self, loader: Iterable[Any]) -> ResumableLoader[Any]:
-        """See `Run.loader`."""
+        """A loader of `run.steps` after the first; see `Run.steps`."""
         with self._shutdown.giving_up():
             return self.loops.loaders.add(self.loops.open_loader(loader))
 

@@ -18,7 +18,6 @@ _LOOPS = {
     "steps": "`for step, batch in run.steps(1000, loader):`",
     "epochs": "`for epoch in run.epochs(10):`, and in it `for step, batch in run.batches(loader):`",
     "batches": "`for step, batch in run.batches(loader):`",
-    "loader": "`unlabelled = run.loader(other_loader)`",
 }
 
 

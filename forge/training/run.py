@@ -204,36 +204,9 @@ class Run:
             misuse.check_loader("steps", one)
         if self._loops.is_in_step:
             raise ForgeError(NESTED)
-        others = [self.loader(one) for one in loaders[1:]]
+        others = [attempt.loader(one) for one in loaders[1:]]
         steps = attempt.steps(number, first)
         return SizedIterator(_joined(steps, others) if others else steps, lambda: _count(number))
-
-    def loader(self, loader: Iterable[_Batch]) -> ResumableLoader[_Batch]:
-        """Wrap a second source of batches, so that its position is saved and restored too.
-
-        Example::
-
-            unlabelled = run.loader(other)
-            for step, (x, y) in run.steps(n, loader):
-                z = next(unlabelled)
-
-        Call it above the loop. The iterator starts a new pass when the loader ends.
-
-        Args:
-            loader: A DataLoader, StatefulDataLoader, or any iterable of batches.
-        Returns:
-            An endless iterator.
-        Raises:
-            ForgeError: Outside `with forge.Run(...) as run:`, and inside a loop.
-        """
-        attempt = self._entered("loader")
-        if self._loops.is_in_step or self._loops.is_in_epochs:
-            raise ForgeError(
-                "run.loader() was called inside the loop, where each call would add another loader:"
-                " move it above the loop."
-            )
-        misuse.check_loader("loader", loader)
-        return attempt.loader(loader)
 
     def epochs(self, n: int) -> Iterator[int]:
         """Yield the epochs from the saved one up to `n`; each has one pass of `run.batches`.

@@ -91,10 +91,8 @@ def test_what_the_loop_changes_of_a_loader_is_refused_by_its_name(name, form, ru
 
     def train():
         with run() as training:
-            second = training.loader(loader) if form == "loader" else itertools.repeat(None)
             if form in ("steps", "loader"):
-                for step in training.steps(8, *([loader] if form == "steps" else [])):
-                    next(second)
+                for step, *_ in training.steps(8, *([[0]] if form == "loader" else []), loader):
                     steps.append(step)
                     if len(steps) == 4:
                         change(name, parts, loader)

@@ -58,9 +58,8 @@ def train(tmp_path, monkeypatch):
             for _ in run.epochs(3):
                 yield from run.batches(loader)
         elif form == "loader":
-            second = run.loader(loader)
-            for step in run.steps(end):
-                yield step, next(second)
+            for step, _, batch in run.steps(end, [0], loader):
+                yield step, batch
         else:
             yield from run.steps(end, loader)
 

@@ -56,7 +56,6 @@ LOOPS = {
     ),
     "loader of epochs": (lambda run: run.epochs(LOADER), "found a DataLoader. Write `for epoch in"),
     "number of batches": (lambda run: run.batches(3), "found 3. Write `for step, batch in"),
-    "second source": (lambda run: run.loader(5), "Write `unlabelled = run.loader(other_loader)`"),
     "every without parentheses": (
         lambda run: run.every(len),
         "expected a number of steps, found the function len. Write `@run.every(500)` above",
@@ -80,7 +79,6 @@ OUTSIDE = {
     "steps": lambda run: run.steps(4, LOADER),
     "epochs": lambda run: run.epochs(4),
     "batches": lambda run: run.batches(LOADER),
-    "loader": lambda run: run.loader(LOADER),
     "begin": lambda run: run.begin(),
     "boundary": lambda run: run.boundary(1),
     "should_step": lambda run: run.should_step(0.0),
@@ -90,7 +88,7 @@ OUTSIDE = {
 
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_a_call_outside_the_block_is_refused(name, job):
-    """A loader, for example, would begin again at each resume."""
+    """A loop, for example, would begin again at each resume."""
     with pytest.raises(forge.ForgeError) as error:
         OUTSIDE[name](job.run())
     assert f"Run.{name}() needs `with forge.Run(...) as run:`" in str(error.value)

@@ -1,13 +1,11 @@
 """Lets the code before a pass see the same values when the job resumes later in the epoch.
 
-Random states, the positions of `run.loader` and the values of `run.state` are kept when an epoch
-begins, and saved with each of its checkpoints. So if the code before the pass builds a sampler
-from values that the pass changes, a resumed job builds the same sampler.
+Random states and the values of `run.state` are kept when an epoch begins, and saved with each of
+its checkpoints. So if the code before the pass builds a sampler from values that the pass changes,
+a resumed job builds the same sampler.
 """
 
 from __future__ import annotations
-
-import copy
 
 from forge import messages
 from forge.state import rng
@@ -36,7 +34,6 @@ class EpochStart:
         loops, epochs = self._loops, self._loops.epochs
         assert epochs is not None
         epochs.rng, epochs.step = rng.capture(), loops.step
-        epochs.loaders = copy.deepcopy(loops.loaders.capture())
         epochs.values = copied(self._own.capture(), MAX_BYTES)
         self._tell(is_large=epochs.values is None)
 
@@ -56,7 +53,6 @@ class EpochStart:
         loops, epochs = self._loops, self._loops.epochs
         assert epochs is not None
         loops.step = epochs.step
-        loops.loaders.load(epochs.loaders)
         self._tell(is_large=epochs.values is None)
         if isinstance(epochs.values, dict):
             self._own.restore(copied(epochs.values) or {})

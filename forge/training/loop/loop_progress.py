@@ -1,7 +1,7 @@
 """The progress of a run: its loops, the steps done, and each position in the data.
 
 `capture` makes the `LoopState` of a checkpoint, and `load` takes it over. `loaded` has the values
-that a resumed loop needs when it begins. A second source of batches, `run.loader`, has a position
+that a resumed loop needs when it begins. The second and later loaders of `run.steps` have positions
 that no loop resets.
 """
 
@@ -234,10 +234,7 @@ class LoopProgress:
         self.stride = 1
         self._broken_off = set(state.broken_off)
         self.finished_by, self.epochs, self.loaded = state.finished_by, state.epochs, state
-        is_before = self.epochs is None or self.epochs.phase is EpochPhase.before
-        is_begun = bool(self.positions) or is_before
-        at_epoch_start = self.epochs.loaders if self.epochs is not None else []
-        self.loaders.load(state.loaders if is_begun else at_epoch_start)
+        self.loaders.load(state.loaders)
 
     def restore_random(self) -> None:
         """Restore the loaded random state, if there is one."""
@@ -315,7 +312,7 @@ class ResumableLoader(Iterator[_Batch]):
     def __next__(self) -> _Batch:
         batch: _Batch = self._position.next()
         with preflight.exits():
-            self._position.check("the loader given to run.loader")
+            self._position.check("the loader given to run.steps")
         return batch
 
     @property
@@ -352,9 +349,9 @@ class ResumableLoaders:
         """
         if len(saved) < len(self.positions):
             raise StateMismatch(
-                f"run.loader: the checkpoint has {len(saved)} loaders, and the script has"
-                f" {len(self.positions)}. Call run.loader above the loop, for the same loaders in"
-                " the same order"
+                f"run.steps: the checkpoint has {len(saved)} loaders after the first, and the"
+                f" script has {len(self.positions)}. Give run.steps the same loaders in the same"
+                " order"
             )
         self._saved = saved
         for position, state in zip(self.positions, saved, strict=False):

@@ -29,8 +29,6 @@ class EpochPosition:
     phase: EpochPhase = EpochPhase.before
     rng: dict[str, Any] = field(default_factory=dict)
     """The random state at the start of the epoch."""
-    loaders: list[dict[str, Any]] = field(default_factory=list)
-    """Positions of the loaders of `run.loader` at the start of the epoch."""
     values: dict[str, Any] | bool | None = None
     """`run.state` at the epoch's start; in a checkpoint True: as saved there. None: too large."""
 
@@ -50,7 +48,7 @@ class LoopState:
     ended: list[dict[str, Any]]
     """The random state at the end of each loop; code after a loop runs again from there."""
     loaders: list[dict[str, Any]]
-    """The position of each loader of `run.loader`."""
+    """The position of each loader of `run.steps` after the first."""
     due: list[str] | None
     """Functions of `run.every` that are still to run at this boundary; None: not determined."""
     epochs: EpochPosition | None

@@ -44,7 +44,7 @@ class PlainLoops:
     # -- loops ---------------------------------------------------------------------------------
 
     def loader(self, loader: Iterable[Any]) -> ResumableLoader[Any]:
-        """See `Run.loader`."""
+        """A loader of `run.steps` after the first; see `Run.steps`."""
         return ResumableLoader(Position(loader))
 
     def steps(self, n: float, loader: Iterable[Any] | None) -> Iterator[Any]:

@@ -17,9 +17,9 @@ from forge.training.nan.update import Updater
 from forge.training.parts import Parts
 
 NESTED = (
-    "run.steps() was called inside a step of another run.steps. For a second source of batches use"
-    " `second = run.loader(loader)` and `next(second)`; in an evaluation iterate over its loader"
-    " directly, in a function of run.every."
+    "run.steps() was called inside a step of another run.steps. Give a second source of batches to"
+    " the loop, `run.steps(n, loader, other)`; in an evaluation iterate over its loader directly,"
+    " in a function of run.every."
 )
 
 

@@ -104,6 +104,11 @@ class Kept:
             self.rng.bit_generator.state = state["state"]
 
 
+def endless(loader):
+    while True:
+        yield from loader
+
+
 def main(kind, is_fixed):
     model = nn.Sequential(nn.Linear(6, 16), nn.Dropout(0.1), nn.Tanh(), nn.Linear(16, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5)
@@ -134,17 +139,22 @@ def main(kind, is_fixed):
         objects["other"] = given[kind]()
     if is_fixed and kind == "inner-optimizer":
         objects["inner_weight"] = nn.ParameterList(inner.param_groups[0]["params"])
+    source = forge.data.resumable(loader)
+    ordered = forge.data.resumable(DataLoader(range(40), batch_size=None, sampler=order))
+    if is_fixed and kind == "prefetched-batch":
+        objects["source"] = source
+    if is_fixed and kind == "sampler":
+        objects["ordered"] = ordered
     with forge.Run(POLICY, **objects) as run:
         kept = run.state if is_fixed else {}
         best = float("inf")
         hidden = torch.zeros(6)
         buffer = []
-        second = run.loader(loader) if is_fixed else iter(loader)
+        second = endless(source) if is_fixed else iter(loader)
         if kind == "dataset-attribute" and is_fixed:
             data.level = run.state.get("level", 1.0)
         x = y = None
-        ordered = DataLoader(range(40), batch_size=None, sampler=order)
-        indices = run.loader(ordered) if is_fixed and kind == "sampler" else iter(order)
+        indices = endless(ordered) if is_fixed and kind == "sampler" else iter(order)
         for step in run.steps(40):
             if kind == "sampler":
                 chosen = []

@@ -15,13 +15,19 @@ def loss_fn(model, batch):
     return (model(batch) - batch.flip(1)).square().mean()
 
 
+def endless(loader):
+    while True:
+        yield from loader
+
+
 def main():
     torch.manual_seed(8)
-    loader = DataLoader(torch.randn(70, 6), batch_size=10, shuffle=True)
+    loader = forge.data.resumable(DataLoader(torch.randn(70, 6), batch_size=10, shuffle=True))
     model = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 6))
     optimizer = torch.optim.RMSprop(model.parameters(), lr=3e-3)
-    with forge.Run({"checkpoint": {"every_steps": 10}}, model=model, optimizer=optimizer) as run:
-        source = run.loader(loader)
+    objects = {"model": model, "optimizer": optimizer, "loader": loader}
+    with forge.Run({"checkpoint": {"every_steps": 10}}, **objects) as run:
+        source = endless(loader)
         ahead = run.state["ahead"] if "ahead" in run.state else next(source)
         if FIXED:
             run.state["ahead"] = ahead

@@ -11,6 +11,8 @@ import torch
 from bench import DATA, play, play_arguments
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset, WeightedRandomSampler
 
+from forge.data import resumable
+
 EPOCHS = 4
 
 
@@ -187,18 +189,26 @@ def rolls_back(bench):
             run.log(value=bench.evaluate())
 
 
+def endless(loader):
+    """The batches of all passes, one pass after the other."""
+    while True:
+        yield from loader
+
+
 def second(bench):
-    """A second loader in each step, and one that is read before the pass."""
+    """A second loader in each step, and one that is read now and then."""
     batches = loader(generator=torch.Generator().manual_seed(4))
-    with bench.run() as run:
-        other = run.loader(DataLoader(DATA, batch_size=5, shuffle=True))
-        rare = run.loader(DataLoader(DATA, batch_size=2, sampler=RandomSampler(DATA)))
+    other = resumable(DataLoader(DATA, batch_size=5, shuffle=True))
+    rare = resumable(DataLoader(DATA, batch_size=2, sampler=RandomSampler(DATA)))
+    with bench.run(other=other, rare=rare) as run:
+        others, rares = endless(other), endless(rare)
         for epoch in run.epochs(EPOCHS):
             bench.reach(f"before {epoch}")
-            run.log(rare=next(rare)[0].sum())
             for step, (x, y) in run.batches(batches):
                 bench.reach(f"step {step}")
-                u, v = next(other)
+                if run.batch == 2:
+                    run.log(rare=next(rares)[0].sum())
+                u, v = next(others)
                 bench.learn(run, torch.cat([x, u]), torch.cat([y, v]))
                 bench.reach(f"ran {step}")
             bench.reach(f"after {epoch}")
@@ -255,16 +265,15 @@ class Stream:
 
 def streams(bench):
     """Loaders with a state that goes on from pass to pass."""
-    batches = Stream()
-    with bench.run() as run:
-        other = run.loader(Stream())
+    batches, other = Stream(), resumable(Stream())
+    with bench.run(other=other) as run:
+        others = endless(other)
         for epoch in run.epochs(EPOCHS):
             bench.reach(f"before {epoch}")
-            u, v = next(other)
             for step, (x, y) in run.batches(batches):
                 bench.reach(f"step {step}")
-                a, b = next(other)
-                bench.learn(run, torch.cat([x, u, a]), torch.cat([y, v, b]))
+                u, v = next(others)
+                bench.learn(run, torch.cat([x, u]), torch.cat([y, v]))
                 bench.reach(f"ran {step}")
                 run.log(batch=run.batch)
             bench.reach(f"after {epoch}")

@@ -367,16 +367,6 @@ def text_of_epochs(run):
     list(run.epochs("3"))
 
 
-def loader_in_an_epoch(run):
-    for _ in run.epochs(2):
-        run.loader(BATCHES)
-
-
-def loader_in_a_step(run):
-    for _ in run.steps(3):
-        run.loader(BATCHES)
-
-
 @pytest.mark.parametrize(
     ("loop", "complaint"),
     [
@@ -389,8 +379,6 @@ def loader_in_a_step(run):
         (nested_steps, r"inside a step of another run\.steps"),
         (text_of_steps, r"run\.steps\(\): expected the number of steps .* found '3'"),
         (text_of_epochs, r"run\.epochs\(\): expected the number of epochs .* found '3'"),
-        (loader_in_a_step, r"run\.loader\(\) was called inside the loop"),
-        (loader_in_an_epoch, r"run\.loader\(\) was called inside the loop"),
     ],
 )
 @pytest.mark.parametrize("enabled", [True, False])

@@ -110,6 +110,6 @@ def test_a_loader_that_raises_when_it_is_asked_for_its_state_is_named_before_the
 def test_a_second_loader_that_raises_is_named_as_well(tmp_path):
     model, optimizer = halves()
     with pytest.raises(forge.Exit) as caught, a_run(tmp_path, model=model, o=optimizer) as run:
-        next(run.loader(Prepared(range(8))))
+        next(run.steps(4, [0], Prepared(range(8))))
     assert caught.value.code == 78
-    assert "the loader given to run.loader: test_refused_in_time.Prepared" in caught.value.text
+    assert "the loader given to run.steps: test_refused_in_time.Prepared" in caught.value.text
