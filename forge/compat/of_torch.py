@@ -154,17 +154,6 @@ def set_timeout(timeout_s: float) -> None:
     distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s))
 
 
-def makes_own_iterator(loader: torch.utils.data.DataLoader[Any]) -> bool:
-    """Whether a DataLoader's subclass overrides how its iterator is created.
-
-    If it goes: see what `DataLoader.__iter__` calls now. Until then return whether the loader is a
-    subclass at all: its position then cannot be resumed with another number of ranks.
-    """
-    from torch.utils.data import DataLoader
-
-    return type(loader)._get_iterator is not DataLoader._get_iterator
-
-
 def forget_iterator(loader: Any) -> None:
     """Let the next pass of a DataLoader with persistent workers begin with a new iterator.
 

@@ -7,8 +7,8 @@ and skips the same number of batches:
     state_dict on the loader   restores itself (StatefulDataLoader, your own iterables)
     any other                  is iterated again, without its first batches: see `skipping`
 
-Another number of ranks means another number of batches. A loader that changed in another way is
-refused inside an epoch, and logged between two epochs: see `changed_loaders`.
+A loader that has changed since, or another number of ranks, is refused inside an epoch, and logged
+between two epochs: see `properties`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ from torch.utils.data import DataLoader
 
 from forge import messages
 from forge.compat import of_torch
-from forge.data import loaders, properties, seeding, sharing
+from forge.data import loaders, properties, seeding
 from forge.data.loaders import Kind, Proof
 from forge.data.parts import LOADER, LoaderParts
 from forge.data.properties import Properties
-from forge.data.sharing import Sharing
 from forge.data.workers import iter_with_blocked_signals
 from forge.errors import ConfigError
 from forge.group import collectives
@@ -61,7 +60,7 @@ class Position:
         """Whether that pass used the same loader, so that this one can continue it."""
         self._proof = Proof(loader)
         self._parts = LoaderParts(loader)
-        self._rank, self._num_ranks = collectives.rank_and_size()
+        _, self._num_ranks = collectives.rank_and_size()
         self._properties = self._properties_now()
         """The loader's state at the start of this epoch."""
         self._length: int | None = None
@@ -255,21 +254,16 @@ class Position:
         return {
             **mark,
             "kind": mark["kind"].name,
-            "sharing": vars(self._sharing()),
             "properties": vars(self._properties if is_begun else self._properties_now()),
         }
 
     def load_finished(self, state: dict[str, Any]) -> None:
         """Restore a loader whose loop or pass had ended; the next pass can continue from there.
 
-        Raises:
-            StateMismatch: If it keeps state that belongs to another rank.
+        The state of a loader of another kind, or of other ranks, is not restored.
         """
-        if not self._takes_kind_of(state):
+        if _properties_in(state).ranks != self._num_ranks or not self._takes_kind_of(state):
             return
-        from forge.data import changed_loaders  # a fresh start has none
-
-        changed_loaders.check_between_epochs(self._sharing(), self._sharing(state), state)
         is_to_start = self._is_persistent and not self.is_stateful and not self._has_workers()
         with rng.unchanged():
             if is_to_start and state.get("has_workers", True):  # the next pass draws no seed
@@ -313,66 +307,63 @@ class Position:
             ConfigError: Names what has changed of the loader inside an epoch.
             StateMismatch: If the loader cannot go there.
         """
-        from forge.data import changed_loaders
-
-        now, before = self._sharing(), self._sharing(state)
-        changed_loaders.check_between_epochs(now, before, state)
-        taken, parts, is_inside = state["taken"], state["parts"], state["start"] is not None
-        knows_order = not (now.unknown or before.unknown)
-        is_moved = is_inside and (knows_order or now.num_ranks != before.num_ranks)
-        if is_moved:
-            taken = changed_loaders.moved(now, taken, before)
-        if not self._takes_kind_of(state) and is_inside and not is_moved:  # the state does not fit
-            saved = _properties_in(state)
-            changed_loaders.batches_to_skip(self._properties_now(), taken, saved)
+        saved, now = _properties_in(state), self._properties_now()
+        changed, taken = properties.changes(saved, now), state["taken"]
+        is_inside = state["start"] is not None
+        is_complete = taken == saved.batches and now.batches is not None
+        if changed and is_inside and not is_complete:
+            problem = (
+                f"the checkpoint was saved after {taken} batches of a pass, and the loader"
+                f" ({now.name}) has changed since: {changed}. The rest of the pass would have other"
+                " batches. Build the loader as before, or start in a new directory."
+            )
+            raise ConfigError([problem], "The data of this resume")
         self._iterator = None
         if self._is_persistent:
             of_torch.forget_iterator(self._loader)  # else it would continue its current epoch
         self.epoch, self._total = state["epoch"], state["total"]
-        self.taken = 0
         self._start = state["start"]
-        if self._start is None:
+        if not is_inside:
             self.load_finished(state)
             self.name_changes(state)
             self.taken, self._length = taken, state["length"]
             return
-        self._restore_start()
-        if now.num_ranks != before.num_ranks:  # the loaded state is that of rank 0
-            changed_loaders.draw_apart(self._loader, self._rank)
+        self._takes_kind_of(state)
+        self._length = state["length"]
+        if changed:  # all batches of the pass were taken: the next pass is of the present loader
+            self.name_changes(state)
+            assert now.batches is not None
+            taken = self._length = now.batches
             self._start = {"rng": rng.capture(), "parts": self._parts_state()}
-            parts = {"counters": parts.get("counters", {})}
-        self._announce_epoch()
-        self._properties = self._properties_now()
-        if not is_moved:
-            taken = changed_loaders.batches_to_skip(self._properties, taken, _properties_in(state))
-        if now.num_ranks == before.num_ranks:
-            changed_loaders.name_workers(self._properties, _properties_in(state))
-        self._length = loaders.num_batches(self._loader) if is_moved else state["length"]
-        self._is_resumed = self._proof.kind is Kind.stateful
-        if self._is_resumed:
-            self._loader.load_state_dict(state["loader"])
-            self._iterator = iter_with_blocked_signals(self._loader)
+            self._iterator = iter(())
         else:
-            self._iterator = self._iter_without(taken)
+            self._restore_start()
+            self._announce_epoch()
+            self._is_resumed = self._proof.kind is Kind.stateful
+            if self._is_resumed:
+                self._loader.load_state_dict(state["loader"])
+                self._iterator = iter_with_blocked_signals(self._loader)
+            else:
+                self._iterator = self._iter_without(taken)
+        self._properties = now
         self.taken, self._is_waiting = taken, taken == 0
-        self._parts.restore_present(parts)
-        if self._proof.kind is Kind.unproven:
-            self._proof.again(taken, self._start["parts"].get(LOADER))
+        if not changed:
+            self._parts.restore_present(state["parts"])
+            if self._proof.kind is Kind.unproven:
+                self._proof.again(taken, self._start["parts"].get(LOADER))
 
     def name_changes(self, state: dict[str, Any]) -> None:
         """Log what has changed since a state was saved between two epochs."""
-        from forge.data import changed_loaders
-
-        changed_loaders.name_changes(self._properties_now(), _properties_in(state))
+        now = self._properties_now()
+        if changed := properties.changes(_properties_in(state), now):
+            messages.warn(
+                f"The loader ({now.name}) has changed since the checkpoint was saved: {changed}."
+                " The checkpoint is between two passes, so the job resumes with the loader as it"
+                " is now"
+            )
 
     def _properties_now(self) -> Properties:
-        return properties.of(self._loader)
-
-    def _sharing(self, state: dict[str, Any] | None = None) -> Sharing:
-        """How the ranks share the loader now or, with a saved state, shared it then."""
-        if state is not None and "sharing" in state:
-            return Sharing(**state["sharing"])
-        return sharing.of(self._loader, self._num_ranks)
+        return properties.of(self._loader, self._num_ranks)
 
     def _restore_start(self) -> None:
         assert self._start is not None

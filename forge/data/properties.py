@@ -1,79 +1,74 @@
-"""The properties of a loader on which its batches depend; `changed_loaders.py` compares them.
+"""The properties of a loader that must be equal for the rest of a pass to have the same batches.
 
-A resume inside an epoch repeats the pass and skips the batches taken. With another length, batch
-size or sampler it would silently get other batches.
+A resume inside a pass repeats the pass and skips the batches taken. With another length, batch size
+or number of ranks it would silently get other batches.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
 from forge.data import loaders
-from forge.data.loaders import FirstSeen, length
+
+_WORDS = {
+    "is_stateful": "whether it has a state_dict",
+    "dataset": "the length of its dataset",
+    "batch_size": "its batch size",
+    "shuffle": "whether it is shuffled",
+    "ranks": "the number of ranks",
+}
 
 
 @dataclass(frozen=True)
 class Properties:
-    """The properties of a loader; None: unknown, or not always the same."""
+    """The properties of a loader; None: unknown."""
 
     name: str
     """Name of its class."""
-    kind: str
     is_stateful: bool
     dataset: int | None = None
-    batch_sampler: str | None = None
-    sampler: str | None = None
-    samples: int | None = None
     batch_size: int | None = None
-    drop_last: bool | None = None
+    shuffle: bool | None = None
+    ranks: int = 1
     batches: int | None = None
-    workers: int | None = None
-    """None: the samples do not depend on it."""
-    drawing_workers: int | None = None
-    """None: random draws in samples do not depend on it, or `workers` covers it."""
+    """Batches in a pass. They are not compared: a pass that was complete stays complete."""
 
 
-def of(loader: Any) -> Properties:
-    """The current properties of a loader or any iterable."""
-    is_stateful = loaders.has_state(loader)
+def of(loader: Any, ranks: int) -> Properties:
+    """The current properties of a loader or any iterable, in a job with so many ranks."""
+    name, is_stateful = type(loader).__name__, loaders.has_state(loader)
+    # The length of a loader that restores itself can be the number of batches left.
+    batches = None if is_stateful else loaders.num_batches(loader)
     if not isinstance(loader, DataLoader):
-        # The length of a loader that restores itself can be the number of batches left.
-        batches = None if is_stateful else _steady_length(loader)
-        return Properties(type(loader).__name__, "no DataLoader", is_stateful, batches=batches)
+        size = loaders.length(loader) if isinstance(loader, Sequence) else None
+        return Properties(name, is_stateful, size, ranks=ranks, batches=batches)
     groups: Any = loader.batch_sampler
-    sampler = getattr(groups, "sampler", loader.sampler if groups is None else None)
-    sizes: Any = loader if groups is None else groups
+    sampler = getattr(groups, "sampler", loader.sampler if groups is None else groups)
+    batch_size = getattr(loader if groups is None else groups, "batch_size", None)
     is_iterable = isinstance(loader.dataset, IterableDataset)
-    is_fixed = is_iterable or is_stateful
-    batch_size, drop_last = (getattr(sizes, name, None) for name in ("batch_size", "drop_last"))
+    shuffle = bool(getattr(sampler, "shuffle", isinstance(sampler, RandomSampler)))
     return Properties(
-        type(loader).__name__,
-        "DataLoader",
+        name,
         is_stateful,
-        dataset=(_steady_length if is_iterable else length)(loader.dataset),
-        batch_sampler=type(groups).__name__,
-        sampler=type(sampler).__name__,
-        samples=_steady_length(sampler),
+        dataset=None if is_iterable else loaders.length(loader.dataset),
         batch_size=batch_size if type(batch_size) is int else None,
-        drop_last=drop_last if type(drop_last) is bool else None,
-        batches=None if is_iterable else _steady_length(loader),
-        workers=loader.num_workers if is_fixed else None,
-        drawing_workers=None if is_fixed or loaders.is_seeded(loader) else loader.num_workers,
+        shuffle=None if is_iterable else shuffle,
+        ranks=ranks,
+        batches=batches,
     )
 
 
-_first: FirstSeen[int | None] = FirstSeen()
-"""Lengths at the first call."""
-
-
-def _steady_length(one: Any) -> int | None:
-    """Its length; None once it differs from the first, as if each epoch had its own length."""
-    now = length(one)
-    try:
-        first = _first.of(one, now)
-    except TypeError:  # for example a list
-        return now
-    return now if now == first else None
+def changes(before: Properties, now: Properties) -> str:
+    """The changes since `before`, a phrase each; empty if there are none."""
+    # If a loader has a state now and had none before, the other properties mean nothing.
+    names = list(_WORDS) if before.is_stateful == now.is_stateful else ["is_stateful"]
+    pairs = {name: (getattr(before, name), getattr(now, name)) for name in names}
+    return "; ".join(
+        f"{_WORDS[name]} was {was!r} and is {found!r}"
+        for name, (was, found) in pairs.items()
+        if was != found and None not in (was, found)
+    )

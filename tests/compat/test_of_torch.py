@@ -159,20 +159,6 @@ def test_version():
         assert of_torch.version([1]) is None
 
 
-def test_makes_own_iterator():
-    """A subclass can yield batches other than those of its sampler."""
-
-    class Pairs(torch.utils.data.DataLoader):
-        def _get_iterator(self):
-            batches = super()._get_iterator()
-            return zip(batches, batches, strict=True)
-
-    with contract(of_torch.makes_own_iterator):
-        assert len(list(Pairs(range(4)))) == 2
-        assert of_torch.makes_own_iterator(Pairs(range(4)))
-        assert not of_torch.makes_own_iterator(torch.utils.data.DataLoader(range(4)))
-
-
 def test_keeps_iterator():
     """Only the first pass of persistent workers draws a seed."""
     loader = torch.utils.data.DataLoader(range(4), num_workers=1, persistent_workers=True)

@@ -120,7 +120,7 @@ DEFECTS = [
         "self.taken, self._is_waiting = taken, taken == 0\n",
         "self.taken, self._is_waiting = 0, taken == 0\n",
         "a job that is stopped twice in an epoch sees batches again",
-        "data/test_sharing.py data/test_position.py",
+        "data/test_position.py",
     ),
     Defect(
         "seeding_not_put_back",

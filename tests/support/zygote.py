@@ -61,7 +61,6 @@ for name in (
     "cli.shown",
     "config.loading",
     "config.unknown",
-    "data.changed_loaders",
     "data.pushed",
     "data.skipping",
     "group.liveness",

@@ -1,4 +1,4 @@
-"""A training that another number of ranks continues: each sample of an epoch once."""
+"""A training that another number of ranks continues with the next epoch."""
 
 import itertools
 import json
@@ -27,10 +27,10 @@ def run(directory, size, **spec):
     few(1, [*itertools.product(["distributed", "global"], ["epochs", "steps"])]),
 )
 def test_after_a_change_each_step_has_the_samples_that_it_would_have_had(kind, loop, tmp_path):
-    """Stopped in the middle of the second epoch, on three ranks; two go on."""
+    """Stopped after the last batch of the first epoch, on three ranks; two go on."""
     spec = {"kind": kind, "loop": loop}
     assert run(tmp_path / "alone", 1, **spec)[1] == [0]
-    job, codes = run(tmp_path / "resized", 3, at=9, **spec)
+    job, codes = run(tmp_path / "resized", 3, at=7, **spec)
     assert codes == [75] * 3, job.output
     job, codes = run(tmp_path / "resized", 2, **spec)
     assert codes == [0] * 2, job.output
