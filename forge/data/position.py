@@ -166,11 +166,6 @@ class Position:
         self.epoch += 1
         self.taken = 0
 
-    def cut(self) -> None:
-        """Begin the next epoch with the next batch, if the loader can begin again."""
-        if not (self.is_stateful or isinstance(self._loader, Iterator)):
-            self._end_epoch()
-
     def begin_after(self, count: int) -> None:
         """Begin this epoch after its first batches, which are not loaded if that is exact."""
         self._begin_epoch(without=count)

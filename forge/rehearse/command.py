@@ -15,7 +15,7 @@ from typing import Any
 from forge.errors import ExitCode
 from forge.process import children, processes
 from forge.rehearse import terminal
-from forge.rehearse.plan import SIGNALS, STEPS, STOPS, seconds_of, signals_of
+from forge.rehearse.plan import SIGNALS, STOPS, signals_of
 
 _USAGE = "forge rehearse [-h] [OPTION ...] -- COMMAND ..."
 _WHAT = """\
@@ -25,7 +25,7 @@ signal. forge compares the checkpoints and logged values of all runs. For a run 
 names the variables that were not saved."""
 _EPILOG = """\
 Exit code: 0 if all runs are identical, 1 if runs differ, 3 if there is no verdict, because the
-script failed by itself. Example: forge rehearse --times 1 --within 20m -- python train.py"""
+script failed by itself. Example: forge rehearse --times 1 -- python train.py"""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -54,21 +54,6 @@ def _parser() -> argparse.ArgumentParser:
         default=SIGNALS,
         help=f"signals for the interrupted runs: one or more of {names}, separated by commas; the"
         " seed determines which signal is sent (default: TERM,USR1,KILL)",
-    )
-    parser.add_argument(
-        "--within",
-        metavar="TIME",
-        type=_of(seconds_of, "expected a time like 90s, 20m or 1h"),
-        help="time limit of the whole rehearsal, for example 20m; interrupted runs that do not fit"
-        " are left out, except the first",
-    )
-    parser.add_argument(
-        "--steps",
-        metavar="N",
-        type=int,
-        default=STEPS,
-        help="end each loop after N steps, and each pass through a DataLoader after a third of N;"
-        f" 0: train to the end (default: {STEPS})",
     )
     parser.add_argument(
         "--tolerance",
@@ -120,8 +105,6 @@ def main(arguments: list[str]) -> int:
         parser.error("expected a command after `--`, such as `-- python train.py`")
     if options.times < 1:
         parser.error(f"--times {options.times}: expected at least 1")
-    if options.steps < 0 or options.steps in (1, 2):
-        parser.error(f"--steps {options.steps}: expected at least 3, or 0 for the whole training")
     if not 0 <= options.tolerance < 1:
         parser.error(f"--tolerance {options.tolerance:g}: expected at least 0, and less than 1")
     if shutil.which(command[0]) is None:
@@ -147,16 +130,12 @@ def main(arguments: list[str]) -> int:
         times=options.times,
         seed=options.seed,
         signals=options.signals,
-        within_s=options.within,
         tolerance=options.tolerance,
-        steps=options.steps,
     )
     children.adopt_orphans()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # which ends the script, too
     try:
-        rehearsal = Rehearsal(
-            command, root.absolute(), options.timeout_s, options.steps, terminal.show
-        )
+        rehearsal = Rehearsal(command, root.absolute(), options.timeout_s, terminal.show)
         code = verdicts.RehearsalVerdict(rehearsal, wanted).rehearse()
     except KeyboardInterrupt:
         processes.kill_descendants()  # a script that was just being started

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from forge.messages import truncate_list
-from forge.rehearse import source
 from forge.rehearse.plan import Strike
 from forge.rehearse.rehearsal import Rehearsal
 
@@ -191,9 +190,7 @@ def _variables(names: list[Any], before: TracedBoundary, after: TracedBoundary) 
         (_, was, kind), (_, now, _) = (
             one.variables[file, function, path] for one in (before, after)
         )
-        line = source.line_of(file, function, path.partition(".")[0])
-        shown = min(os.path.relpath(file), file, key=len)
-        place = f"{shown}:{line}" if line else shown
+        place = min(os.path.relpath(file), file, key=len)
         values = f"{now}, but {was} without interruption" if was != now else was
         kinds.setdefault(kind, []).append(f"`{path}`")
         yield f"  {place}: `{path}`: {values}"

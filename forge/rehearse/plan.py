@@ -11,8 +11,6 @@ from forge.errors import ExitCode
 
 STOPS = ("SIGTERM", "SIGUSR1", "SIGINT", "SIGHUP")
 """Signals at which a script can save."""
-STEPS = 60
-"""Default of --steps: steps after which each loop ends."""
 SIGNALS = ("SIGTERM", "SIGUSR1", "SIGKILL")
 """Default of --signals."""
 
@@ -65,19 +63,3 @@ def signals_of(text: str) -> list[str]:
     if not set(names) <= {*STOPS, "SIGKILL"}:
         raise ValueError(text)
     return names
-
-
-_UNITS = {"s": 1, "m": 60, "h": 3600}
-
-
-def seconds_of(text: str) -> float:
-    """The seconds of a time like `90s`, `20m` or `1h`; a bare number is seconds.
-
-    Raises:
-        ValueError: If the text is not a time.
-    """
-    unit = text[-1:]
-    number = float(text[:-1] if unit in _UNITS else text)
-    if not number > 0:
-        raise ValueError(text)
-    return number * _UNITS.get(unit, 1)

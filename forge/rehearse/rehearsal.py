@@ -24,7 +24,7 @@ from forge.jobdir import ledger
 from forge.jobdir.job_files import REHEARSAL
 from forge.process import processes
 from forge.rehearse.plan import Strike
-from forge.training.loop import fault_injection, step_limit, trace_recorder
+from forge.training.loop import fault_injection, trace_recorder
 
 _GRACE_S = 5.0
 """Seconds that processes started by a script have to end, once the script has ended."""
@@ -130,7 +130,6 @@ class Rehearsal:
         command: list[str],
         root: Path,
         timeout_s: float | None = None,
-        steps: int = 0,
         show: Callable[[str], None] = lambda text: None,
     ) -> None:
         """Prepare runs; nothing is started yet.
@@ -139,7 +138,6 @@ class Rehearsal:
             command: Starts the script.
             root: Directory for the directories of all runs.
             timeout_s: Limit of each start of the script; None: derived from the first run's time.
-            steps: Steps after which each loop ends; 0: loops are not shortened.
             show: Called about once a second with a description of the present run.
         """
         self.command = command
@@ -147,7 +145,6 @@ class Rehearsal:
         self._show = show
         self._timeout_s = timeout_s
         self._traced: dict[str, str] = {}
-        self._shortened = {step_limit.VARIABLE: str(steps)}
 
     def trace(self, name: str, planned: list[Strike], steps: list[int]) -> Path:
         """Run the script as `run` does, and record its variables at the boundaries of these steps.
@@ -183,8 +180,7 @@ class Rehearsal:
     def _attempt(self, run: RehearsedRun, strike: Strike | None) -> bool:
         """Start the script once; returns whether it ended by itself."""
         output = run.directory / "output.log"
-        own = {REHEARSAL: str(run.directory), **self._shortened}
-        env = os.environ | _OFFLINE | self._traced | own
+        env = os.environ | _OFFLINE | self._traced | {REHEARSAL: str(run.directory)}
         if strike is not None:
             env[fault_injection.VARIABLE] = f"{strike.name} {strike.count} {strike.fraction}"
         with output.open("ab") as file:

@@ -14,25 +14,18 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 
 from forge.errors import RehearsalFailed
-from forge.jobdir import ledger
 from forge.rehearse import hints, report
 from forge.rehearse.comparing import differing_leaves, differing_values, may_differ
-from forge.rehearse.plan import SIGNALS, STEPS, Strike, plan
+from forge.rehearse.plan import SIGNALS, Strike, plan
 from forge.rehearse.printed import Free, differing_prints, numbers_to_compare
 from forge.rehearse.rehearsal import Rehearsal, RehearsedRun
-from forge.rehearse.surroundings import Surroundings
 from forge.rehearse.terminal import duration, say
 from forge.training.loop.trace_recorder import AT_STOPS
 
 IDENTICAL, DIFFERENT, NO_VERDICT = 0, 1, 3
 """Exit codes. No verdict: the script failed by itself, or no run got a signal."""
-_ATTEMPTS = 3
-"""Starts of an interrupted run; each can take as long as an uninterrupted run."""
-_PART = 2.5
-"""Time of an interrupted run, in uninterrupted runs: it starts three times, and trains once."""
 
 
 @dataclass(kw_only=True)
@@ -45,19 +38,14 @@ class Wanted:
     """Seed of the first interrupted run; the next one has the next seed."""
     signals: Sequence[str] = SIGNALS
     """Signals to draw from."""
-    within_s: float | None = None
-    """Total time budget in seconds; None: no limit."""
     tolerance: float = 0.0
     """How much numbers can differ, relative to the largest number in their tensor."""
-    steps: int = STEPS
-    """Steps after which each loop ends; 0: loops are not shortened."""
 
     def options(self, seed: int) -> list[str]:
         """Options of the command that repeats one interrupted run."""
         names = ",".join(one.removeprefix("SIG") for one in self.signals)
         found = ["--times", "1", "--seed", str(seed)]
         found += ["--signals", names] if list(self.signals) != list(SIGNALS) else []
-        found += ["--steps", str(self.steps)] if self.steps != STEPS else []
         return found + (["--tolerance", f"{self.tolerance:g}"] if self.tolerance else [])
 
 
@@ -75,30 +63,23 @@ class RehearsalVerdict:
 
     def rehearse(self) -> int:
         """Run everything; returns `IDENTICAL`, `DIFFERENT` or `NO_VERDICT`."""
-        surroundings = Surroundings(Path.cwd(), self._rehearsal.root)
         for line in self._title():
             say(line)
         try:
             first = self._rehearsal.run("uninterrupted 1", [])
             _row(first)
-            self._estimate(first)
             second = self._rehearsal.run("uninterrupted 2", [], AT_STOPS)
         except RehearsalFailed as error:
             say(f"Without any interruption, the script {error}")
-            has_begun = ledger.read_progress(self._rehearsal.root / "uninterrupted_1") is not None
-            if has_begun and self._wanted.steps:
-                say("Loops were shortened. If the script needs all of its steps, add --steps 0.")
             return NO_VERDICT
         if not self._agree(first, second):
             return DIFFERENT
         if not first.num_steps:
             say("Nothing to test: the forge.Run of the script took no step.")
             return NO_VERDICT
-        surroundings.remember()
         interrupted, num_bad = self._interrupt(first)
         remarks = [] if num_bad else hints.remarks(second.traced, [x.traced for x in interrupted])
-        files = (surroundings.written(), surroundings.shortened())
-        for line in [*remarks, *report.lines(first, interrupted, *files)]:
+        for line in [*remarks, *report.lines(first, interrupted)]:
             say(line)
         return self._conclude(interrupted, num_bad)
 
@@ -106,29 +87,16 @@ class RehearsalVerdict:
         wanted = self._wanted
         runs = "1 run" if wanted.times == 1 else f"{wanted.times} runs"
         yield f"2 uninterrupted runs, then {runs} interrupted by signals and resumed"
-        if wanted.steps:
-            passes = max(wanted.steps // 3, 1)
-            yield (
-                f"Limits: at most {wanted.steps} steps in each loop, and {passes} batches in each"
-                " pass through a loader (--steps 0: no limits)"
-            )
         title = "signal at step → resumed at step"
         yield f"{'run':<15} {'seconds':>7} {'steps':>5}  {title:<33}  result"
-
-    def _estimate(self, first: RehearsedRun) -> None:
-        expected_s = first.took_s * (1 + _PART * self._wanted.times)
-        if self._wanted.within_s is not None:
-            expected_s = min(expected_s, self._wanted.within_s)
-        say(f"  all other runs together will take about {duration(expected_s)}")
-        if first.is_pushed and self._wanted.steps:
-            say("  not shortened, since the loop is a trainer's: set few epochs or steps there")
 
     def _conclude(self, interrupted: list[RehearsedRun], num_bad: int) -> int:
         took = duration(time.monotonic() - self._began)
         if num_bad:
-            runs = "run" if self._num_run == 1 else "runs"
+            times = self._wanted.times
+            runs = "run" if times == 1 else "runs"
             say(
-                f"DIFFERENT: {num_bad} of {self._num_run} interrupted {runs} did not end with the"
+                f"DIFFERENT: {num_bad} of {times} interrupted {runs} did not end with the"
                 f" same bits ({took})"
             )
             return DIFFERENT
@@ -172,22 +140,13 @@ class RehearsalVerdict:
     def _interrupt(self, first: RehearsedRun) -> tuple[list[RehearsedRun], int]:
         """The interrupted runs that finished, and how many runs differ from the first."""
         wanted, interrupted, num_bad = self._wanted, [], 0
-        self._num_run, needed_s = 0, _ATTEMPTS * first.took_s
         for number in range(wanted.times):
-            if number and not self._has_time(needed_s):
-                say(
-                    f"--within leaves no time for more: {number} of {wanted.times} interrupted runs"
-                    " were done"
-                )
-                break
-            self._num_run += 1
-            name, began = f"interrupted {number + 1}", time.monotonic()
+            name = f"interrupted {number + 1}"
             planned = plan(first.num_boundaries, wanted.seed + number, wanted.signals)
             try:
                 run = self._rehearsal.run(name, planned, AT_STOPS)
                 interrupted.append(run)
                 is_same = self._is_same(first, run)
-                needed_s = time.monotonic() - began
                 if not is_same:
                     self._examine(first, run, planned)
             except RehearsalFailed as error:
@@ -199,18 +158,11 @@ class RehearsalVerdict:
                 say(f"  to repeat it: forge rehearse {shlex.join(repeated)}")
         return interrupted, num_bad
 
-    def _has_time(self, needed_s: float) -> bool:
-        within_s = self._wanted.within_s
-        return within_s is None or time.monotonic() - self._began + needed_s <= within_s
-
     def _examine(self, first: RehearsedRun, run: RehearsedRun, planned: list[Strike]) -> None:
         """Print the state that was probably not saved; only for the first run that differs."""
         if self._is_examined:
             return
         self._is_examined = True
-        if not self._has_time(first.took_s + run.took_s):
-            say("  --within leaves no time to find out what was not saved")
-            return
         say("  Finding out what was not saved: the script runs twice more …")
         starts = [start for _, _, start in run.resumed_at() if start is not None]
         try:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
 
+from forge.config import loading
 from forge.config.schema import Policy
 from forge.errors import ForgeError
 from forge.jobdir import job_dir
@@ -86,7 +87,7 @@ class Run:
     ) -> None:
         with preflight.exits():  # a wrong argument ends the process with code 78
             misuse.check_given(stateful)
-            self.policy: Policy = preflight.checked_policy(policy)
+            self.policy: Policy = loading.load(policy)
             self.name = preflight.checked_name(name)
             self._config = preflight.checked_config(config)
             self._live = StateRegistry(stateful)

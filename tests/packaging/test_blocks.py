@@ -200,7 +200,7 @@ def run_without_its_hang(names):
 
 def run_without_a_signal(names):
     output = run_whole("unsaved.py", whole_script("unsaved.py"))
-    assert "Training finished at step 300" in output
+    assert "Training finished at step 60" in output
 
 
 def ask_before_a_step(names):

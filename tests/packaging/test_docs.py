@@ -338,7 +338,9 @@ def test_a_decision_has_its_three_parts_on_one_page():
         assert re.match(rf"# {int(name.split('/')[-1][:4])}\. ", text), name
 
 
-@pytest.mark.parametrize(("name", "most"), [("CONTRIBUTING.md", 79), ("README.md", 150), ("CHANGELOG.md", 40)])
+@pytest.mark.parametrize(
+    ("name", "most"), [("CONTRIBUTING.md", 79), ("README.md", 150), ("CHANGELOG.md", 40)]
+)
 def test_it_is_short(name, most):
     """People do not read long files."""
     assert len(text_of(name).splitlines()) <= most

@@ -60,7 +60,7 @@ def test_a_variable_that_is_another_after_the_resume_is_named_with_its_line(trac
     interrupted.at(5, pid=2, best=9, clock=8)
     title, line, advice = said()
     assert title == "not saved, so different after the resume at step 5:"
-    assert line.endswith("train.py:1: `best`: 9, but 4 without interruption")
+    assert line.endswith("train.py: `best`: 9, but 4 without interruption")
     assert advice == "  → keep `best` in run.state"
 
 
@@ -173,5 +173,5 @@ def test_what_a_resume_lost_without_effect_is_a_remark(tmp_path, script):
     other.at(6, pid=2, best=9, clock=12)
     title, variable, advice = remarks(usual.file, [one.file, other.file])
     assert title.startswith("Not saved, so different after the resume at step 6, but no result")
-    assert variable.endswith("train.py:1: `best`: 9, but 3 without interruption")
+    assert variable.endswith("train.py: `best`: 9, but 3 without interruption")
     assert "keep `best` in run.state" in advice

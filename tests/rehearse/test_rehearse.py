@@ -68,11 +68,7 @@ def test_a_script_that_keeps_state_outside_is_caught(rehearsed, name):
     assert "DIFFERENT: 1 of 1 interrupted run did not end with the same bits (" in rehearsed.output
     step = int(re.search(r"different after the resume at step (\d+):$", rehearsed.output, re.M)[1])
     assert step in [int(one) for one in re.findall(r"→ (\d+)[, ]", rehearsed.output)]
-    file, line = re.search(
-        rf"^    (\S+):(\d+): `{case.variable}`: ", rehearsed.output, re.M
-    ).groups()
-    source = (rehearsed.folder / file).read_text().splitlines()[int(line) - 1]
-    assert source.startswith(f"{case.variable} = ")
+    assert re.search(rf"^    \S+: `{case.variable}`: ", rehearsed.output, re.M)
 
 
 def test_every_script_has_a_verdict_that_is_expected():
@@ -94,8 +90,6 @@ with forge.Run({"checkpoint": {"every_steps": 2}}, model=model) as run:
         value = float(model.weight.sum())
         best = min(best, value)
         print(f"epoch {epoch}: best {best:.4f}")
-        with open("log.csv", "a") as file:
-            file.write(f"{epoch},{value}\\n")
         run.log(value=value, best=best)
 """
 
@@ -111,18 +105,13 @@ def test_of_a_script_that_thinks_in_epochs_what_it_forgets_is_named(rehearsed):
     assert rehearsed.run(HEADER + EPOCHS, options=options) == 1, rehearsed.output
     assert re.search(r"^  step \d+: best: float", rehearsed.output, re.M)
     assert re.search(r"^  printed: epoch \d: best ", rehearsed.output, re.M)
-    named = re.findall(r"^    train.py:(\d+): `(\w+)`: inf, but \d", rehearsed.output, re.M)
-    assert named == [("5", "best")], rehearsed.output
-    assert len(re.findall(r"^    \S+:\d+: ", rehearsed.output, re.M)) == 1, rehearsed.output
+    named = re.findall(r"^    train.py: `(\w+)`: inf, but \d", rehearsed.output, re.M)
+    assert named == ["best"], rehearsed.output
+    assert len(re.findall(r"^    \S+: `", rehearsed.output, re.M)) == 1, rehearsed.output
     assert "  → keep `best` in run.state" in rehearsed.output
-    repeated = (
+    assert (
         "0 steps were trained twice, in 1 run that was stopped by a signal that allows a save"
-    )
-    assert f"{repeated}\nThe longest save took " in rehearsed.output
-    assert re.search(
-        r"^The runs created or changed files in the working directory, .*: log.csv$",
-        rehearsed.output,
-        re.M,
+        in rehearsed.output
     )
     assert "Not tested" not in rehearsed.output
     assert "outlived" not in rehearsed.output

@@ -18,7 +18,7 @@ from forge.jobdir.ledger_writer import Ledger
 from forge.rehearse import rehearsal
 from forge.rehearse.command import main
 from forge.rehearse.comparing import differing_leaves, differing_values, may_differ
-from forge.rehearse.plan import Strike, plan, seconds_of, signals_of
+from forge.rehearse.plan import Strike, plan, signals_of
 from forge.rehearse.rehearsal import Rehearsal, RehearsedRun
 from forge.rehearse.verdicts import NO_VERDICT, RehearsalVerdict, Wanted
 from forge.training.loop import fault_injection
@@ -53,18 +53,9 @@ def test_a_plan_draws_from_the_signals_that_are_wanted(wanted):
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("90s", 90), ("20m", 1200), ("1.5h", 5400), ("7", 7)]
-)
-def test_a_time_is_read_with_its_unit(text, seconds):
-    assert seconds_of(text) == seconds
-
-
-@pytest.mark.parametrize(
     ("option", "text", "expected"),
     [
         ("--signals", "STOP", "expected one or more of TERM, USR1, INT, HUP, KILL, separated"),
-        ("--within", "soon", "expected a time like 90s, 20m or 1h"),
-        ("--within", "0m", "expected a time like 90s, 20m or 1h"),
         ("--tolerance", "1", "expected at least 0, and less than 1"),
     ],
 )
@@ -259,29 +250,9 @@ def test_runs_that_nothing_hit_are_not_called_identical(capsys):
     assert "No run got a signal" in capsys.readouterr().out
 
 
-def test_the_loop_of_a_trainer_is_said_not_to_be_shortened(capsys):
-    """The title promises a limit that holds only for loops of forge."""
-    hit = ("SIGKILL", ledger.Progress(1, 2, 0.0, None))
-    for is_pushed in (True, False):
-        ended = Ended(hit, positions=[{"is_pushed": is_pushed, "epoch": 1}])
-        assert RehearsalVerdict(ended, Wanted(times=1)).rehearse() == 0
-        assert ("not shortened, since the loop is" in capsys.readouterr().out) == is_pushed
-
-
-def test_where_time_is_short_there_are_fewer_disturbed_runs(capsys):
-    """At least one interrupted run is made, and the output states the number."""
-    hit = ("SIGKILL", ledger.Progress(1, 2, 0.0, None))
-    ended = Ended(hit)
-    assert RehearsalVerdict(ended, Wanted(times=3, within_s=1e-9)).rehearse() == 0
-    assert ended.num_runs == 3
-    said = capsys.readouterr().out
-    assert "--within leaves no time for more: 1 of 3 interrupted runs" in said
-    assert "\nIDENTICAL: the interrupted run ended with the same bits (1 signal sent, " in said
-
-
 def test_the_command_that_is_printed_has_the_options_that_matter():
     """Otherwise the command would repeat another run."""
-    assert Wanted(times=9, within_s=60).options(4) == ["--times", "1", "--seed", "4"]
+    assert Wanted(times=9).options(4) == ["--times", "1", "--seed", "4"]
     wanted = Wanted(signals=["SIGHUP"], tolerance=0.01).options(4)
     assert wanted[4:] == ["--signals", "HUP", "--tolerance", "0.01"]
 

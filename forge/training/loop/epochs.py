@@ -25,7 +25,6 @@ from forge.process import sections
 from forge.state.run_state import RunState
 from forge.training import misuse
 from forge.training.boundary import Boundary
-from forge.training.loop import step_limit
 from forge.training.loop.epoch_start import EpochStart
 from forge.training.loop.loop_state import EpochPhase, EpochPosition
 from forge.training.loop.steps import Steps, close
@@ -117,8 +116,6 @@ class Epochs:
         """Whether there is another epoch."""
         if self._loops.is_over(math.inf) or self._epoch.epoch >= count:
             return False
-        if step_limit.is_over(self._epoch.epoch, self._loops.step):
-            return False
         if self._is_resumed:
             self._start.go_back()
         else:
@@ -163,12 +160,8 @@ class Epochs:
         lengths = self._boundary.lengths
         if lengths is not None and self._epoch.phase is EpochPhase.within:
             lengths.compare(loaders.num_batches(loader))
-        longest = step_limit.longest_pass()
         while self._epoch.phase is EpochPhase.within:
             if self._boundary.pass_through(position, math.inf):
-                break
-            if position.taken >= longest:
-                position.end_pass(is_left=True)
                 break
             batch = position.next_of_pass()
             if position.is_over:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from forge import messages
 from forge.errors import ForgeError
-from forge.training.loop import step_limit
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,6 @@ class Evaluations:
                 )
         same = [one for one in self._all if one.name.partition(" ")[0] == name]
         name = f"{name} {len(same) + 1}" if same else name
-        steps, epochs = step_limit.every(steps), step_limit.every_epochs(epochs)
         self._all.append(_Evaluation(name, function, steps, at_end, epochs))
 
     def due_after_pass(self, epoch: int, step: int, *, is_new: bool) -> list[str]:

@@ -11,7 +11,6 @@ from forge.data.position import Position
 from forge.errors import ConfigError, ForgeError
 from forge.training import misuse
 from forge.training.boundary import Boundary
-from forge.training.loop import step_limit
 from forge.training.loop.loop_progress import LoopProgress
 from forge.training.nan.update import Updater
 from forge.training.parts import Parts
@@ -101,7 +100,6 @@ class Steps:
     def _loop(self, n: float, loader: Iterable[Any] | None) -> Generator[Any, None, None]:
         loops = self._loops
         loops.enter_steps()
-        n = step_limit.loop(n, loops.number)
         if self._boundary.lengths is not None:
             self._boundary.lengths.check_count("steps", n)
         if loops.number and loops.step >= n and not (loops.is_known or loops.is_complete):
@@ -125,11 +123,8 @@ class Steps:
             # random state that the code before it left.
             loops.restore_random()
         self._boundary.begin_loop()
-        longest = step_limit.longest_pass()
         try:
             while not self._boundary.pass_through(position, loops.step if is_over else n):
-                if position is not None and position.taken >= longest:
-                    position.cut()
                 batch = position.next() if position is not None else None
                 yield from self.step(position, batch)
         except (GeneratorExit, Exception):  # the script can catch an error, and begin another loop

@@ -61,7 +61,6 @@ class AttemptIO:
         self._nan_action = policy.nan.action
         self._complete_at: int | None = None
         """The step at which the training had finished before this start."""
-        self._stop_s = policy.stop_s or policy.signal.warning_s
         self.checkpoint_dir = checkpoint_dir
         check_directory(policy, checkpoint_dir)
         if ledger_writer.has_finished(job, checkpoint_dir):
@@ -151,7 +150,6 @@ class AttemptIO:
             objects=objects,
             problem=problem,
             torch=torch.__version__,
-            stop_s=self._stop_s,
             nan_action=self._nan_action.name,
             every_s=self.config.every_s,
             summary=self.metrics.summary(),

@@ -15,12 +15,10 @@ import torch
 
 from forge import messages
 from forge.checkpoint.format.manifest import FINAL, LATEST
-from forge.config import loading
 from forge.config.schema import CodeChange, Policy, Resume
 from forge.errors import ConfigError, Exit, ForgeError, unwritable
 from forge.jobdir import code, identity, job_dir
 from forge.jobdir.job_files import step_of
-from forge.training.loop import step_limit
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.=+,@-]{0,99}", re.ASCII)
 
@@ -37,13 +35,6 @@ def exits() -> Iterator[None]:
         text = f"The job's directory cannot be used: {error}"
         messages.say(text, logging.ERROR)
         raise Exit(unwritable(text, error).exit_code, text) from error
-
-
-def checked_policy(policy: Any) -> Policy:
-    """The checked policy."""
-    checked = loading.load(policy)
-    step_limit.adapt(checked)
-    return checked
 
 
 def checked_name(name: Any) -> str | None:
