@@ -1,8 +1,8 @@
 """The parts of a loader: those saved with its position, and those that are in no checkpoint.
 
-`LoaderParts` saves samplers, generators and counters. Each is saved twice: as it was at the start
-of the epoch, to repeat the epoch's order, and as it is now, in case the loop has changed it. A
-loader whose `state_dict` does not contain its position counts as a part too.
+`LoaderParts` saves samplers and generators. Each is saved twice: as it was at the start of the
+epoch, to repeat the epoch's order, and as it is now, in case the loop has changed it. A loader with
+a `state_dict` that is not known to contain its position counts as a part too.
 
 `FixedParts` belong to classes of torch and forge that keep no state of their own, so the loop must
 not change them. A resumed job builds them in the script; if the loop has changed them since, the
@@ -25,10 +25,10 @@ from forge.checkpoint.format.encoding import fingerprint
 from forge.compat import of_torch
 from forge.data import loaders, seeding
 from forge.data.sharing import GlobalBatchSampler
-from forge.errors import ConfigError, StateMismatch
+from forge.errors import CheckpointError, ConfigError, StateMismatch
+from forge.state.adapters import read_state
 
-_COUNTERS = "counters"
-LOADER = "loader"
+_LOADER = "loader"
 
 
 class LoaderParts:
@@ -40,18 +40,19 @@ class LoaderParts:
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
-        for one in self._countable().values():
-            loaders.counters(one)
+        self._is_checked = False
+        """Whether a checkpoint can hold the states of the parts."""
 
     def state(self, *, is_place: bool) -> dict[str, Any]:
         """The parts' state.
 
         Args:
             is_place: Whether the loader's `state_dict` contains its position, and so its samplers.
+        Raises:
+            ConfigError: If a `state_dict` raises, or returns what no checkpoint can hold.
         """
         parts: dict[str, Any] = {}
-        counted: dict[str, dict[str, int]] = {}
-        for name, one in {LOADER: self._loader, **loaders.samplers(self._loader)}.items():
+        for name, one in {_LOADER: self._loader, **loaders.samplers(self._loader)}.items():
             generator = getattr(one, "generator", None)
             # First: `isinstance` of a Generator runs code of python's.
             if generator is not None and isinstance(generator, torch.Generator):
@@ -60,11 +61,10 @@ class LoaderParts:
                 continue
             if loaders.has_state(one):
                 # A copy: the part can continue to change the list that it returned.
-                parts[name] = copy.deepcopy(one.state_dict())
-            elif hasattr(one, "__dict__"):
-                counted[name] = loaders.counters(one)
-        if not is_place:  # else its `load_state_dict` is all that may change them
-            parts[_COUNTERS] = counted
+                parts[name] = copy.deepcopy(read_state(f"the {name}", one))
+                if not self._is_checked:
+                    _check(one, parts[name])
+        self._is_checked = True
         return parts
 
     def restore(self, parts: dict[str, Any]) -> None:
@@ -74,8 +74,7 @@ class LoaderParts:
             StateMismatch: If a part no longer exists.
         """
         owners = self._owners()
-        self._restore_counters(parts)
-        for name, part in _without_counters(parts):
+        for name, part in parts.items():
             if name not in owners:
                 raise StateMismatch(
                     f"data: the checkpoint has the state of the loader's {name}, but the loader has"
@@ -86,8 +85,7 @@ class LoaderParts:
     def restore_present(self, parts: dict[str, Any]) -> None:
         """Restore what the loop has changed since the epoch began, such as a sampler's weights."""
         owners = self._owners()
-        self._restore_counters(parts)
-        for name, part in _without_counters(parts):
+        for name, part in parts.items():
             one = owners.get(name)
             is_generator = isinstance(one, torch.Generator)
             if one is None:
@@ -97,24 +95,15 @@ class LoaderParts:
 
     def _owners(self) -> dict[str, Any]:
         samplers = loaders.samplers(self._loader)
-        return {LOADER: self._loader, **samplers, **loaders.generators(self._loader)}
-
-    def _restore_counters(self, parts: dict[str, Any]) -> None:
-        for name, one in self._countable().items() if _COUNTERS in parts else ():
-            loaders.restore_counters(one, parts[_COUNTERS].get(name, {}))
-
-    def _countable(self) -> dict[str, Any]:
-        """The loader and its samplers without a `state_dict`, whose attributes are their state."""
-        owners = {LOADER: self._loader, **loaders.samplers(self._loader)}
-        return {
-            name: one
-            for name, one in owners.items()
-            if hasattr(one, "__dict__") and not loaders.has_state(one)
-        }
+        return {_LOADER: self._loader, **samplers, **loaders.generators(self._loader)}
 
 
-def _without_counters(parts: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    return ((name, part) for name, part in parts.items() if name != _COUNTERS)
+def _check(owner: Any, state: Any) -> None:
+    try:
+        fingerprint(state)
+    except CheckpointError as error:
+        what = f"{type(owner).__name__}.state_dict(): {error}"
+        raise ConfigError([what], "The data of this job") from error
 
 
 def _restore(owner: Any, part: Any) -> None:

@@ -4,8 +4,8 @@ The batches of an epoch follow from the random state at its start. A position is
 random state at its start, batches taken). A resume restores the random state, makes the iterator,
 and skips the same number of batches:
 
-    state_dict on the loader   restores itself (StatefulDataLoader, your own iterables)
-    any other                  is iterated again, without its first batches: see `skipping`
+    StatefulDataLoader, `exact = True`   restores itself
+    any other                            is iterated again, without its first batches: `skipping`
 
 A loader that has changed since, or another number of ranks, is refused inside an epoch, and logged
 between two epochs: see `properties`.
@@ -22,14 +22,14 @@ from torch.utils.data import DataLoader
 from forge import messages
 from forge.compat import of_torch
 from forge.data import loaders, properties, seeding
-from forge.data.loaders import Kind, Proof
-from forge.data.parts import LOADER, LoaderParts
+from forge.data.parts import LoaderParts
 from forge.data.properties import Properties
 from forge.data.workers import iter_with_blocked_signals
 from forge.errors import ConfigError
 from forge.group import collectives
 from forge.process import sections
 from forge.state import rng
+from forge.state.adapters import read_state
 
 
 class Position:
@@ -58,20 +58,14 @@ class Position:
         """Whether the pass before this one was left before its last batch."""
         self._was_read = False
         """Whether that pass used the same loader, so that this one can continue it."""
-        self._proof = Proof(loader)
+        self.is_stateful = loaders.keeps_place(loader)
+        """Whether the loader saves its position itself."""
+        self._is_readable = not self.is_stateful
+        """Whether its state was read once: an error at the stop would lose all progress."""
         self._parts = LoaderParts(loader)
         _, self._num_ranks = collectives.rank_and_size()
         self._properties = self._properties_now()
         """The loader's state at the start of this epoch."""
-        self._length: int | None = None
-        """Number of batches in this epoch, by the loader's length at its start."""
-        self._is_resumed = False
-        """Whether the loader's own state brought it into this epoch."""
-
-    @property
-    def is_stateful(self) -> bool:
-        """Whether the loader saves its position itself."""
-        return self._proof.kind is not Kind.replayed
 
     # -- taking --------------------------------------------------------------------------------
 
@@ -134,19 +128,10 @@ class Position:
         Args:
             is_left: Whether by a `break`.
         """
-        self._proof.accept()
         self._iterator, self.is_over, self._is_left = None, True, is_left
-
-    def know(self, before: Position) -> None:
-        """Take over what an earlier position has learnt about the same loader."""
-        if before._loader is self._loader and self.is_stateful:
-            if before._total:
-                before._proof.accept()
-            self._proof = before._proof
 
     def follow(self, before: Position) -> None:
         """Begin where the pass before this one has left the loader, if it is the same."""
-        self.know(before)
         if before._loader is self._loader:
             self._was_read = before._was_read or before.taken > 0
             self._is_left = before._is_left
@@ -158,10 +143,12 @@ class Position:
     def _count(self, batch: Any) -> Any:
         self.taken += 1
         self._total += 1
+        if not self._is_readable:
+            read_state("the loader", self._loader)
+            self._is_readable = True
         return batch
 
     def _end_epoch(self) -> None:
-        self._proof.accept()
         self._iterator = None
         self.epoch += 1
         self.taken = 0
@@ -176,11 +163,10 @@ class Position:
         # Also of devices: an order is drawn there if torch's default device is one of them.
         self._start = {"rng": rng.capture(), "parts": self._parts_state()}
         self._start["has_workers"] = self._has_workers()
-        if (state := self._proof.begin_pass(self._start["rng"])) is not None:
-            self._start["parts"][LOADER] = state
+        if loaders.has_state(self._loader) and not self.is_stateful:
+            rng.restore(self._start["rng"])  # reading its state can make an iterator, which draws
         self._announce_epoch()
         self._properties = self._properties_now()
-        self._length, self._is_resumed = loaders.num_batches(self._loader), False
         make = iter_with_blocked_signals
         self._iterator = self._iter_without(without) if without else make(self._loader)
 
@@ -189,30 +175,6 @@ class Position:
         for sampler in loaders.samplers(self._loader).values() if self._sets_epoch else ():
             if hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(self.epoch)
-
-    def check(self, name: str) -> None:
-        """Check after a batch whether the loader's state is its position, and restored it.
-
-        Not before the first batch: calling `state_dict` earlier can make an iterator, which draws.
-
-        Args:
-            name: Name of the loader, for messages.
-        Raises:
-            ConfigError: If its `state_dict` raises, or did not restore the position.
-        """
-        if self._proof.is_open:
-            self._proof.check_batch(name, self.taken)
-            if self._proof.kind is Kind.stateful and self._start is not None:
-                self._start["parts"].pop(LOADER, None)
-        if self._is_resumed and self._length is not None and self.taken > self._length:
-            problem = (
-                f"{name} ({type(self._loader).__name__}) was resumed inside a pass of"
-                f" {self._length} batches, but yielded more than were left: its load_state_dict did"
-                " not restore the position, so batches were read twice. Let its state_dict return"
-                " the number of batches taken, increased before each batch is returned. Or remove"
-                " the methods state_dict and load_state_dict: then forge counts the batches."
-            )
-            raise ConfigError([problem], "The data of this job")
 
     def close(self) -> None:
         """Drop the iterator and its workers."""
@@ -229,8 +191,6 @@ class Position:
         """The part of `state` that the next batch can change; cheap enough for each batch."""
         is_begun = self._iterator is not None
         state: dict[str, Any] = {
-            "kind": self._proof.kind,
-            "length": self._length,
             "epoch": self.epoch,
             "taken": self.taken,
             "total": self._total,
@@ -239,7 +199,7 @@ class Position:
             "is_left": is_begun or self._is_left,
             "has_workers": self._has_workers(),
         }
-        if self._proof.kind is Kind.stateful and (is_begun or self.taken or self._was_read):
+        if self.is_stateful and (is_begun or self.taken or self._was_read):
             state["loader"] = self._loader.state_dict()
         return state
 
@@ -248,7 +208,6 @@ class Position:
         is_begun = mark["start"] is not None
         return {
             **mark,
-            "kind": mark["kind"].name,
             "properties": vars(self._properties if is_begun else self._properties_now()),
         }
 
@@ -257,7 +216,8 @@ class Position:
 
         The state of a loader of another kind, or of other ranks, is not restored.
         """
-        if _properties_in(state).ranks != self._num_ranks or not self._takes_kind_of(state):
+        saved = _properties_in(state)
+        if (saved.ranks, saved.is_stateful) != (self._num_ranks, self.is_stateful):
             return
         is_to_start = self._is_persistent and not self.is_stateful and not self._has_workers()
         with rng.unchanged():
@@ -283,17 +243,6 @@ class Position:
         is_own = isinstance(self._loader, DataLoader)
         is_own &= not hasattr(self._loader, "base_dataloader")
         return is_own and self._loader.persistent_workers
-
-    def _takes_kind_of(self, state: dict[str, Any]) -> bool:
-        """Take over what is known of the saved state; whether the loader is of the same kind."""
-        if _properties_in(state).is_stateful != loaders.has_state(self._loader):
-            return False
-        kind = Kind[state["kind"]]
-        if kind is Kind.replayed and self.is_stateful:
-            self._proof.demote("the loader of this resume")
-        elif kind is Kind.stateful:
-            self._proof.accept()
-        return True
 
     def load(self, state: dict[str, Any]) -> None:
         """Go to a saved position; the random state is wherever that left it.
@@ -321,21 +270,18 @@ class Position:
         if not is_inside:
             self.load_finished(state)
             self.name_changes(state)
-            self.taken, self._length = taken, state["length"]
+            self.taken = taken
             return
-        self._takes_kind_of(state)
-        self._length = state["length"]
         if changed:  # all batches of the pass were taken: the next pass is of the present loader
             self.name_changes(state)
             assert now.batches is not None
-            taken = self._length = now.batches
+            taken = now.batches
             self._start = {"rng": rng.capture(), "parts": self._parts_state()}
             self._iterator = iter(())
         else:
             self._restore_start()
             self._announce_epoch()
-            self._is_resumed = self._proof.kind is Kind.stateful
-            if self._is_resumed:
+            if self.is_stateful:
                 self._loader.load_state_dict(state["loader"])
                 self._iterator = iter_with_blocked_signals(self._loader)
             else:
@@ -344,8 +290,6 @@ class Position:
         self.taken, self._is_waiting = taken, taken == 0
         if not changed:
             self._parts.restore_present(state["parts"])
-            if self._proof.kind is Kind.unproven:
-                self._proof.again(taken, self._start["parts"].get(LOADER))
 
     def name_changes(self, state: dict[str, Any]) -> None:
         """Log what has changed since a state was saved between two epochs."""
@@ -367,7 +311,7 @@ class Position:
 
     def _begin_again(self) -> None:
         self._restore_start()
-        self._announce_epoch()  # the restored counters are those of the epoch before
+        self._announce_epoch()
 
     def _iter_without(self, count: int) -> Iterator[Any]:
         """An iterator over the epoch of `_start`, without its first batches."""

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 from forge.data import loaders
 
 _WORDS = {
-    "is_stateful": "whether it has a state_dict",
+    "is_stateful": "whether it restores its place itself",
     "dataset": "the length of its dataset",
     "batch_size": "its batch size",
     "shuffle": "whether it is shuffled",
@@ -40,7 +40,7 @@ class Properties:
 
 def of(loader: Any, ranks: int) -> Properties:
     """The current properties of a loader or any iterable, in a job with so many ranks."""
-    name, is_stateful = type(loader).__name__, loaders.has_state(loader)
+    name, is_stateful = type(loader).__name__, loaders.keeps_place(loader)
     # The length of a loader that restores itself can be the number of batches left.
     batches = None if is_stateful else loaders.num_batches(loader)
     if not isinstance(loader, DataLoader):
@@ -64,7 +64,7 @@ def of(loader: Any, ranks: int) -> Properties:
 
 def changes(before: Properties, now: Properties) -> str:
     """The changes since `before`, a phrase each; empty if there are none."""
-    # If a loader has a state now and had none before, the other properties mean nothing.
+    # Between a loader that restores its place and another one nothing else can be compared.
     names = list(_WORDS) if before.is_stateful == now.is_stateful else ["is_stateful"]
     pairs = {name: (getattr(before, name), getattr(now, name)) for name in names}
     return "; ".join(

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
-from forge.data.parts import LoaderParts
 from forge.data.position import Position
 from forge.state import rng
 
@@ -22,9 +21,10 @@ _Batch = TypeVar("_Batch")
 class Resumable(Generic[_Batch]):
     """A loader with `state_dict` and `load_state_dict`. See `forge.data.resumable`."""
 
+    exact = True
+
     def __init__(self, loader: Iterable[_Batch], ahead: int = 0) -> None:
         self.loader = loader
-        LoaderParts(loader)  # notes its counters, before a trainer changes them
         self.ahead = ahead
         """Batches that the loop can have taken, and not trained on, at a step boundary."""
         self.taken = 0
@@ -168,17 +168,6 @@ class Resumable(Generic[_Batch]):
             self._position.end_pass(is_left=True)
         self.taken = self.taken - self.pending if taken is None else taken
         self._is_closed, self.pending, self._random_states = True, 0, []
-
-    def check(self, name: str) -> None:
-        """Check that the state of a loader with its own state_dict is its place in the data.
-
-        Args:
-            name: The name of the loader in messages.
-        Raises:
-            ConfigError: If its `state_dict` raises, or did not restore the place.
-        """
-        if self._position is not None and not self._position.is_over:
-            self._position.check(name)
 
     def state_dict(self) -> dict[str, Any]:
         """The place after the last batch that was trained on."""

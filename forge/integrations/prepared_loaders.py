@@ -113,6 +113,8 @@ class Passes:
 class PreparedLoader:
     """A prepared loader for `run.steps` and `run.batches`, with its place as its state."""
 
+    exact = True
+
     def __init__(self, loader: Any) -> None:
         self._loader = loader
         self._passes = Passes(loader)

@@ -96,7 +96,7 @@ class TrainerRun:
         if found := prepared_loaders.problems(loader, trainer.accelerator.num_processes):
             refuse("The data of this Trainer", found)
         for sentence in self._progress.unsaved():
-            messages.warn(f"A resume could be inexact here: {sentence}")
+            messages.warn(f"Not known to resume exactly: {sentence}")
         self._loader, self._batches = prepared_loaders.read(loader)
         self.num_trained = 0
         self.run = self._new_run(

@@ -71,6 +71,9 @@ _LEAVE_S = 10.0
 _LOST_S = 2.0
 """Seconds to wait, after a collective failed, for news that a rank has died."""
 
+_RESUMABLE = "forge.data.pushed"
+"""Module of the objects of `forge.data.resumable`; only scripts that use one load it."""
+
 _active: list[Attempt] = []
 
 
@@ -111,7 +114,7 @@ class Attempt:
         self._live = live
         self._own = own
         self._evaluations = evaluations
-        self.loops = LoopProgress()
+        self.loops = LoopProgress(self._note)
         """The current step and loop."""
         self._nan = NanPolicy(policy.nan)
         self.updater = Updater(live, self._nan, self._note)
@@ -368,6 +371,9 @@ class Attempt:
         self.boundary.check_left()
         self._own.begin_loop()
         stopping.warn_of_children()
+        for one in self._live.given.values():
+            if type(one).__module__ == _RESUMABLE:
+                self.loops.watch(one.loader)
         with preflight.exits():
             self._train_state.check_own()
             problems = [] if self.loops.positions else unregistered.problems(self._live.given)

@@ -223,7 +223,7 @@ def test_fresh_processes_agree_with_forked_ones(tmp_path, undisturbed):
 def test_what_is_not_exact_is_named_at_start(loader, undisturbed):
     """People learn it before they rely on it."""
     job = undisturbed(steps=26, **LOADERS[loader])
-    assert "A resume could be inexact here" in job.output
+    assert "Not known to resume exactly" in job.output
     assert "forge.data.seeded" in job.output
 
 
@@ -232,4 +232,4 @@ def test_what_is_exact_is_not_accused(loader, undisturbed):
     """A warning that is always there is read by nobody."""
     job = undisturbed(steps=26, **LOADERS[loader])
     assert "Training finished" in job.output
-    assert "could be inexact" not in job.output
+    assert "Not known to resume exactly" not in job.output

@@ -30,15 +30,15 @@ def test_what_workers_draw_to_collate_a_seeded_batch_is_drawn_again(kind, stop_a
     forge cannot save private generators ("own", "transformed"): it then loads all batches again.
     """
     job = stop_and_compare("step 13", SCRIPT, loop="mixes", kind=kind)
-    assert "not exact" not in job.output
+    assert "Not known to resume exactly" not in job.output
     assert ("forge.data.seeded does not seed" in job.output) is (kind in ("own", "transformed"))
 
 
 INEXACT = {
-    "sampler with random.Random": "OwnOrder has its own random generator",
-    "dataset with numpy's": "OwnNoise has its own random generator",
-    "seeded dataset with numpy's": "OwnNoise has its own random generator",
-    "collate_fn with numpy's": "OwnMix has its own random generator",
+    "sampler with random.Random": "the random generator of the OwnOrder",
+    "dataset with numpy's": "the random generator of the OwnNoise",
+    "seeded dataset with numpy's": "the random generator of the OwnNoise",
+    "collate_fn with numpy's": "the random generator of the OwnMix",
 }
 
 
@@ -47,7 +47,7 @@ def test_private_generators_are_named_as_the_run_starts(kind, make_job, tmp_path
     """forge cannot save these generators, so users must not believe that it does."""
     job = make_job(tmp_path / "job", script=SCRIPT, loop="keeps_to_itself", kind=kind)
     job.run_to_end()
-    (line,) = [one for one in job.output.splitlines() if "A resume could be inexact here" in one]
+    (line,) = [one for one in job.output.splitlines() if "Not known to resume exactly" in one]
     assert INEXACT[kind] in line
     assert job.output.index(line) > job.output.index("Training starts")
 
@@ -56,4 +56,4 @@ def test_private_generators_are_named_as_the_run_starts(kind, make_job, tmp_path
 def test_what_follows_the_warnings_advice_is_exact_and_not_warned_of(kind, stop_and_compare):
     """The advice in the warning must work."""
     job = stop_and_compare("step 13", SCRIPT, loop="keeps_to_itself", kind=kind)
-    assert "not exact" not in job.output
+    assert "Not known to resume exactly" not in job.output

@@ -78,7 +78,7 @@ OTHERS = {
     "stateful": (
         numbers,
         lambda: numbers(kind=StatefulDataLoader),
-        "whether it has a state_dict was False and is True",
+        "whether it restores its place itself was False and is True",
     ),
     "another stateful": (
         lambda: numbers(kind=StatefulDataLoader),
@@ -131,6 +131,7 @@ def test_another_loader_at_an_epochs_start_is_named_and_taken(name, form, train,
 class Source:
     """Seven batches a pass, and a state: an iterable of the user's own."""
 
+    exact = True
     place = 0
 
     def __iter__(self):

@@ -19,8 +19,9 @@ from torch.utils.data import (
 )
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+import forge
 from forge.data import seeding
-from forge.data.loaders import inexact
+from forge.data.loaders import doubts
 from forge.data.position import Position
 from forge.errors import ConfigError, StateMismatch
 from forge.state import rng
@@ -52,6 +53,8 @@ class LateOrder(DrawsAsItGoes):
 
 class ShufflesInPlace:
     """A batch sampler that shuffles the order of the last epoch; its state is the live list."""
+
+    exact = True
 
     def __init__(self):
         self.order = list(range(12))
@@ -294,7 +297,9 @@ def test_a_loader_of_another_kind_is_named():
     """The state of a StatefulDataLoader means nothing to a plain DataLoader."""
     first = Position(StatefulDataLoader(Numbers(4)))
     first.next()
-    with pytest.raises(ConfigError, match="a state_dict was True and is False"):
+    with pytest.raises(
+        ConfigError, match="whether it restores its place itself was True and is False"
+    ):
         Position(DataLoader(Numbers(4))).load(first.state())
 
 
@@ -356,7 +361,7 @@ def test_a_loop_that_has_ended_leaves_its_generator_to_the_next_one():
 
 
 def sentences(loader):
-    return " ".join(inexact(loader))
+    return " ".join(doubts(loader))
 
 
 class Jitter:
@@ -381,10 +386,52 @@ def test_a_generator_that_seeded_does_not_reach_is_named_and_not_told_to_be_wrap
     ):
         assert f"does not seed your own random generators ({name}). " in sentences(loader)
         assert "Wrap the dataset" not in sentences(loader)
-    assert f"Numbers has its own random generator ({name})" in sentences(DataLoader(seeded))
+    assert f"the random generator of the Numbers ({name})" in sentences(DataLoader(seeded))
     bare = sentences(StatefulDataLoader(numbers, **workers))
     assert "Wrap the dataset in forge.data.seeded. forge.data.seeded does not seed" in bare
     assert "does not seed" not in sentences(StatefulDataLoader(Numbers(4), **workers))
+
+
+class Hard:
+    """Draws what the loop finds hard more often: the loop changes it in mid-epoch."""
+
+    def __init__(self):
+        self.weights = torch.ones(12)
+
+    def __len__(self):
+        return 12
+
+    def __iter__(self):
+        return iter(torch.multinomial(self.weights, 12, replacement=True).tolist())
+
+    exact = True
+
+    def state_dict(self):
+        return {"weights": self.weights.clone()}
+
+    def load_state_dict(self, state):
+        self.weights = state["weights"].clone()
+
+
+def test_what_the_loop_has_changed_in_the_sampler_since_the_epoch_began_is_kept(tmp_path):
+    """The order of the epoch is drawn again from what it was; the next one from what is now."""
+
+    def part(directory, stop_at):
+        torch.manual_seed(0)
+        sampler, seen = Hard(), []
+        policy = {"checkpoint": {"dir": str(directory), "every_steps": 1}}
+        with forge.Run(policy, model=torch.nn.Linear(1, 1)) as run:
+            for step, batch in run.steps(12, DataLoader(range(12), 3, sampler=sampler)):
+                if step == stop_at:
+                    raise RuntimeError("stopped here")
+                sampler.weights[batch] *= 1.5
+                seen.append((batch.tolist(), sampler.weights.tolist()))
+        return seen
+
+    undisturbed = part(tmp_path / "undisturbed", None)
+    with pytest.raises(RuntimeError, match="stopped here"):
+        part(tmp_path / "job", 6)
+    assert part(tmp_path / "job", None) == undisturbed[6:]
 
 
 def test_what_cannot_be_exact_is_named_and_nothing_else_is():
@@ -405,16 +452,21 @@ def test_what_cannot_be_exact_is_named_and_nothing_else_is():
     ):
         assert sentences(exact) == "", exact
     stateful = StatefulDataLoader(numbers, **workers)
-    assert "generators in the 2 workers of the StatefulDataLoader is not" in sentences(stateful)
+    assert "random draws in the 2 workers of the StatefulDataLoader. Wrap" in sentences(stateful)
     persistent = DataLoader(numbers, persistent_workers=True, **workers)
-    assert "workers of the DataLoader are not reset when an epoch" in sentences(persistent)
-    assert "reads the dataset (Stream) again from the" in sentences(DataLoader(Stream()))
-    assert "has no state_dict" in sentences(Shuffled())
-    assert "has its own __iter__" in sentences(Moving(numbers))
+    assert "random draws in the 2 workers of the DataLoader. Wrap" in sentences(persistent)
+    assert "a DataLoader over samples of a Stream: use torchdata's" in sentences(
+        DataLoader(Stream())
+    )
+    assert "a Shuffled: give it a state_dict" in sentences(Shuffled())
+    assert "a Moving: give it a state_dict" in sentences(Moving(numbers))
+    assert "a list_iterator: give it a state_dict" in sentences(iter([1]))
     for unknown in (
         DataLoader(numbers, sampler=DrawsAsItGoes()),
         DataLoader(numbers, batch_sampler=BatchSampler(DrawsAsItGoes(), 2, False)),
         StatefulDataLoader(numbers, sampler=DrawsAsItGoes()),
     ):
-        assert "iterates the DrawsAsItGoes again from the start of the epoch" in sentences(unknown)
-    assert "in_order=False" in sentences(DataLoader(seeded, in_order=False, **workers))
+        assert "the order of a DrawsAsItGoes: give it set_epoch(epoch)" in sentences(unknown)
+    assert "in_order=False: leave that out" in sentences(
+        DataLoader(seeded, in_order=False, **workers)
+    )

@@ -1,4 +1,4 @@
-"""Loaders with a `state_dict` that is their place, and with one that is not."""
+"""Loaders with a `state_dict`: one that is known to be their place, and one that is not."""
 
 import collections
 import itertools
@@ -12,10 +12,9 @@ from rows import each_value
 from torch.utils.data import DataLoader
 
 import forge
-from forge.jobdir import process_id
+from forge.jobdir import ledger, process_id
 
 DATA = torch.arange(24.0)
-WARNING = "is the same before and after a batch"
 
 
 class Crash(Exception):
@@ -59,17 +58,18 @@ class Moving(DataLoader):
         self.generator.set_state(state["generator"])
 
 
-class Late(Shuffled):
-    """Counts a batch once the next one is wanted: it is one behind."""
+class Counted:
+    """Counts its batches, and says that a resume can rely on it."""
+
+    exact = True
 
     def __init__(self):
-        super().__init__()
         self.taken = 0
 
     def __iter__(self):
         while self.taken < 6:
-            yield DATA[4 * self.taken : 4 * self.taken + 4]
             self.taken += 1
+            yield DATA[4 * self.taken - 4 : 4 * self.taken]
         self.taken = 0
 
     def state_dict(self):
@@ -79,67 +79,16 @@ class Late(Shuffled):
         self.taken = state["taken"]
 
 
-class Nothing(Late):
-    """Has a state because a base class wants one."""
+class Late(Counted):
+    """Counts a batch once the next one is wanted, and does not say that this is its place."""
 
-    def state_dict(self):
-        return {}
-
-    def load_state_dict(self, state):
-        pass
-
-
-class Drawing(Shuffled):
-    """Draws each sample as it goes: its state moves on, and is no place all the same."""
-
-    def __iter__(self):
-        for _ in range(6):
-            yield torch.rand(4, generator=self.source)
-
-
-class Right(Late):
-    """Counts before it hands out."""
+    exact = False
 
     def __iter__(self):
         while self.taken < 6:
+            yield DATA[4 * self.taken : 4 * self.taken + 4]
             self.taken += 1
-            yield DATA[4 * self.taken - 4 : 4 * self.taken]
         self.taken = 0
-
-
-class Whole(Shuffled):
-    """One batch is all of a pass; what it keeps changes with none."""
-
-    def __len__(self):
-        return 1
-
-    def __iter__(self):
-        yield DATA
-
-    def state_dict(self):
-        return {"seed": 1}
-
-    def load_state_dict(self, state):
-        assert state == {"seed": 1}
-
-
-class LikeAccelerate(Right):
-    """Reads one batch ahead, and says the place of the one before."""
-
-    def __iter__(self):
-        ahead = super().__iter__()
-        batch, state = next(ahead, None), super().state_dict()
-        for following in itertools.chain(ahead, [None] * (batch is not None)):
-            self.said = state
-            state = super().state_dict()
-            yield batch
-            batch = following
-
-    def state_dict(self):
-        return self.said
-
-    def load_state_dict(self, state):
-        super().load_state_dict(state)
 
 
 @pytest.fixture
@@ -172,18 +121,21 @@ def train(tmp_path, monkeypatch):
     return one
 
 
-NO_PLACE = [Shuffled, Moving, Late, Nothing]
+UNKNOWN = [Shuffled, Moving, Late]
 
 
-@pytest.mark.parametrize(("kind", "form"), each_value(NO_PLACE, ["steps", "batches", "loader"]))
-def test_a_state_that_is_no_place_is_named_and_the_pass_goes_on_where_it_was(
-    kind, form, train, caplog
+@pytest.mark.parametrize(("kind", "form"), each_value(UNKNOWN, ["steps", "batches", "loader"]))
+def test_a_state_that_is_not_known_to_be_a_place_is_named_and_the_batches_are_skipped(
+    kind, form, train, caplog, tmp_path
 ):
-    """A whole new pass, or the last batch again, followed a resume, in silence."""
+    """A whole new pass, or the last batch again, would follow a resume."""
     whole = train("whole", kind(), form)
-    (line,) = [one for one in caplog.messages if WARNING in one]
-    assert f"{kind.__name__}.state_dict()" in line
-    assert whole[6:12] != whole[:6] or kind in (Late, Nothing)
+    (line,) = [one for one in caplog.messages if "Not known to resume exactly" in one]
+    assert f"a {kind.__name__}: give it a state_dict" in line
+    assert "`exact = True`" in line
+    (attempt,) = ledger.read(tmp_path / "whole").attempts
+    (event,) = [one for one in attempt.events if one["kind"] == "inexact"]
+    assert event["text"] in line
     for crash_at in (1, 2, 7, 12):
         with pytest.raises(Crash):
             train("job", kind(), form, crash_at=crash_at)
@@ -193,12 +145,12 @@ def test_a_state_that_is_no_place_is_named_and_the_pass_goes_on_where_it_was(
 @pytest.mark.parametrize(
     ("kind", "crash"),
     each_value(
-        [*NO_PLACE, Right, LikeAccelerate],
+        [*UNKNOWN, Counted],
         [*(("steps", n) for n in (1, 2, 4, 7, 12)), ("batches", 1), ("batches", 7)],
     ),
 )
 def test_a_crash_anywhere_changes_no_batch(kind, crash, train):
-    """The first two batches decide, and a resume may come before the second."""
+    """Inside a pass, and between two."""
     form, crash_at = crash
     whole = train("whole", kind(), form)
     with pytest.raises(Crash):
@@ -206,24 +158,9 @@ def test_a_crash_anywhere_changes_no_batch(kind, crash, train):
     assert train("job", kind(), form) == whole[crash_at:]
 
 
-@pytest.mark.parametrize("kind", [Right, LikeAccelerate, Whole, Drawing])
-def test_a_state_that_may_be_a_place_is_not_accused(kind, train, caplog):
-    """Nor is one of a loader with one batch a pass: it is another pass that follows."""
-    train("whole", kind(), "batches")
-    assert not [one for one in caplog.messages if WARNING in one]
-
-
-@pytest.mark.parametrize("form", ["steps", "loader"])
-def test_a_pass_that_yields_more_than_was_left_is_an_error(form, train):
-    """A loader whose state changes with each batch, but is no position."""
-    with pytest.raises(Crash):
-        train("job", Drawing(), form, crash_at=4)
-    with pytest.raises(forge.Exit) as error:
-        train("job", Drawing(), form)
-    assert error.value.code == 78
-    assert "the loader given to run.steps (Drawing) was resumed inside a pass of 6" in str(
-        error.value
-    )
+def test_a_loader_that_says_that_it_is_exact_is_not_named(train, caplog):
+    train("whole", Counted(), "batches")
+    assert not [one for one in caplog.messages if "Not known to resume exactly" in one]
 
 
 def test_the_loader_of_the_docs_knows_its_place(train):
@@ -251,9 +188,11 @@ class Queued(Shuffled):
         return {"queue": collections.deque([1])}
 
 
-def test_a_state_that_no_checkpoint_can_hold_names_the_loader(tmp_path):
-    """At its first batch, and not as a traceback that a launcher would start again."""
-    with outliving(), forge.Run({"checkpoint": {"dir": str(tmp_path)}}) as run:
-        steps = run.steps(6, Queued())
-        with pytest.raises(forge.ConfigError, match=r"Queued\.state_dict.*deque"):
-            list(steps)
+@pytest.mark.parametrize("form", ["first", "second"])
+def test_a_state_that_no_checkpoint_can_hold_names_the_loader(form, tmp_path):
+    """At its first batch, and not at the first save, and as no traceback that is started again."""
+    policy = {"checkpoint": {"dir": str(tmp_path)}}
+    with pytest.raises(forge.Exit) as exit_, outliving(), forge.Run(policy) as run:
+        list(run.steps(6, *([[0]] if form == "second" else []), Queued()))
+    assert exit_.value.code == 78
+    assert re.search(r"Queued\.state_dict.*deque", exit_.value.text)

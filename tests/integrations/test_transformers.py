@@ -196,7 +196,7 @@ def test_what_is_switched_off_or_not_saved_is_named(tmp_path):
     """The Trainer's own reaction to SIGTERM, and a callback without a state."""
     run = play(tmp_path, ([{"step 3": "TERM"}], 143), jit=1, forgetful=1)
     assert "enable_jit_checkpoint is switched off: forge saves when a signal arrives" in run.output
-    assert "A resume could be inexact here: the callback Forgetful has no state_dict" in run.output
+    assert "Not known to resume exactly: the callback Forgetful has no state_dict" in run.output
     assert run.repeated == [0]
 
 

@@ -50,7 +50,7 @@ def test_the_scripts_of_the_page_are_identical(name, rehearse):
     """The times in the Trainer's log history differ between two uninterrupted runs."""
     code, output = rehearse((GALLERY / f"{name}.py").read_text())
     assert code == 0, output
-    assert "A resume could be inexact here" not in output
+    assert "Not known to resume exactly" not in output
 
 
 def test_an_attribute_of_a_subclass_is_named_and_none_of_the_trainer_s_own(rehearse):

@@ -66,7 +66,7 @@ class ForgeCallback(pytorch.Callback):
         if problems := unsupported.problems(trainer):
             refuse("This Trainer", problems)
         for sentence in unsupported.remarks(trainer):
-            messages.warn(f"A resume could be inexact here: {sentence}")
+            messages.warn(f"Not known to resume exactly: {sentence}")
         switched_off = " and ".join(of_lightning.leave_signals(trainer))
         if trainer.is_global_zero:
             messages.say(f"Switched off, since forge acts on signals: Lightning's {switched_off}")
@@ -149,7 +149,6 @@ class ForgeCallback(pytorch.Callback):
         trained = self._before + of_lightning.num_ready(trainer)
         if of_lightning.is_in_step(trainer) or self._place.taken != trained + loader.ahead:
             refuse("This Trainer", [unsupported.READS_AHEAD])
-        self._place.check()
         if self._reach_boundary():
             trainer.should_stop = True
             raise StopIteration

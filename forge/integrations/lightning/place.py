@@ -72,15 +72,6 @@ class Place:
         self.taken += 1
         return batch
 
-    def check(self) -> None:
-        """Check, after a batch, that the state of each loader is its place.
-
-        Raises:
-            ConfigError: If it is not.
-        """
-        for number, one in enumerate(self.resumables):
-            one.check(f"the loader {number}" if number else "the loader")
-
     def _joined(self, loader: DrivenLoader) -> Iterator[Any]:
         """The rest of the pass, with a batch of each loader.
 

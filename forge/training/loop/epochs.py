@@ -163,7 +163,7 @@ class Epochs:
         while self._epoch.phase is EpochPhase.within:
             if self._boundary.pass_through(position, math.inf):
                 break
-            batch = position.next_of_pass()
+            batch = self._steps.take(position.next_of_pass)
             if position.is_over:
                 if lengths is not None:
                     lengths.ended(position.taken)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -17,7 +17,7 @@ from forge import messages
 from forge.data import loaders
 from forge.data.parts import FixedParts
 from forge.data.position import Position
-from forge.errors import StateMismatch
+from forge.errors import ConfigError, StateMismatch
 from forge.process import sections
 from forge.state import rng
 from forge.training.loop import loop_state
@@ -26,9 +26,14 @@ from forge.training.start import preflight
 
 
 class LoopProgress:
-    """The progress of the loops of one attempt."""
+    """The progress of the loops of one attempt.
 
-    def __init__(self) -> None:
+    Args:
+        note: Writes an event to the ledger.
+    """
+
+    def __init__(self, note: Callable[..., None] = lambda kind, **values: None) -> None:
+        self._note = note
         self.step = 0
         self.stride = 1
         """Steps between the last two boundaries; more than 1 only in a loop of `run.boundary`."""
@@ -95,17 +100,19 @@ class LoopProgress:
     def open_loader(
         self, loader: Iterable[Any], epoch: int = 0, *, sets_epoch: bool = True
     ) -> Position:
-        """Start reading a loader; log once what a resume cannot repeat exactly."""
+        """Start reading a loader."""
         position = Position(loader, epoch, sets_epoch=sets_epoch)
-        for before in self.positions:
-            if isinstance(before, Position):
-                position.know(before)
-        self.fixed.watch(loader)  # refuses later changes
-        for sentence in loaders.inexact(loader):
-            if sentence not in self._said:
-                messages.warn(f"A resume could be inexact here: {sentence}")
-                self._said.add(sentence)
+        self.watch(loader)
         return position
+
+    def watch(self, loader: Any) -> None:
+        """Refuse later changes of a loader; name once what is not known to resume exactly."""
+        self.fixed.watch(loader)
+        for doubt in loaders.doubts(loader):
+            if doubt not in self._said:
+                self._said.add(doubt)
+                messages.warn(f"Not known to resume exactly: {doubt}")
+                self._note("inexact", text=doubt)
 
     def enter_steps(self) -> None:
         """Begin a loop over `run.steps`."""
@@ -310,9 +317,11 @@ class ResumableLoader(Iterator[_Batch]):
         self._position = position
 
     def __next__(self) -> _Batch:
-        batch: _Batch = self._position.next()
-        with preflight.exits():
-            self._position.check("the loader given to run.steps")
+        try:
+            batch: _Batch = self._position.next()
+        except ConfigError:
+            with preflight.exits():
+                raise
         return batch
 
     @property

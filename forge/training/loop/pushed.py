@@ -70,7 +70,7 @@ class PushedLoop:
             self._boundary.pass_over()
             return start
         for one in self._resumables():
-            loops.open_loader(one.loader)
+            loops.watch(one.loader)
         loops.fixed.begin_loop()
         loops.begin_loop(math.inf)
         self._boundary.begin_loop()
@@ -142,7 +142,6 @@ class PushedLoop:
             raise ConfigError([problem], "The training loop")
         assert taken is not None
         one.pending = one.taken - taken
-        one.check(f"the loader `{name}`")
 
     def end(self, reason: str) -> None:
         """See `Run.end_loop`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
 from forge import messages
@@ -125,7 +125,7 @@ class Steps:
         self._boundary.begin_loop()
         try:
             while not self._boundary.pass_through(position, loops.step if is_over else n):
-                batch = position.next() if position is not None else None
+                batch = self.take(position.next) if position is not None else None
                 yield from self.step(position, batch)
         except (GeneratorExit, Exception):  # the script can catch an error, and begin another loop
             self._boundary.leave_loop()
@@ -137,16 +137,16 @@ class Steps:
         with self._shutdown.giving_up():
             position.load(state)
 
+    def take(self, following: Callable[[], Any]) -> Any:
+        """The next batch; exits if no checkpoint could hold the state of its loader."""
+        try:
+            return following()
+        except ConfigError as error:
+            self._shutdown.give_up(error)
+
     def step(self, position: Position | None, batch: Any) -> Generator[Any, None, None]:
         """Yield one step of a loop; it counts when it ends."""
         loops = self._loops
-        if position is not None:
-            name = "steps" if loops.epochs is None else "batches"
-            try:
-                position.check(f"the loader given to run.{name}")
-            except ConfigError as error:
-                # Before the first step, not at the stop, which would lose all progress.
-                self._shutdown.give_up(error)
         for tell in self._watchers.on_batch:
             tell(batch)
         value = (loops.step, batch) if position is not None else loops.step

@@ -35,6 +35,8 @@ class Data(Dataset):
 class Order(Sampler):
     """Another permutation in each epoch."""
 
+    exact = True
+
     def __init__(self):
         self.rng = np.random.default_rng(3)
 

@@ -23,6 +23,8 @@ class Reshuffled(Sampler):
 
 
 class SavedReshuffled(Reshuffled):
+    exact = True
+
     def state_dict(self):
         return {"order": list(self.order)}
 

@@ -93,6 +93,8 @@ def make_loader(spec):
 class CountingSampler:
     """A sampler with a state of its own: each epoch's order depends on how many went before."""
 
+    exact = True
+
     def __init__(self, size):
         self.size = size
         self.epochs = 0
@@ -114,6 +116,8 @@ class CountingSampler:
 
 class OwnLoader:
     """An iterable that knows its own place."""
+
+    exact = True
 
     def __init__(self, dataset):
         self.dataset = dataset

@@ -320,7 +320,7 @@ def test_what_no_resume_repeats_exactly_is_logged_once(a_run, caplog):
     with a_run() as run:
         for _ in run.epochs(3):
             list(run.batches(iter([torch.ones(2)])))
-    assert caplog.text.count("A resume could be inexact here") == 1
+    assert caplog.text.count("Not known to resume exactly") == 1
 
 
 def nothing_in_an_epoch(run):

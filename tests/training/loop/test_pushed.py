@@ -531,4 +531,4 @@ def test_loaders_inside_another_object_are_named_if_a_resume_is_inexact(tmp_path
         run.begin()
         run.boundary(1)
         run.end_loop()
-    assert caplog.text.count("A resume could be inexact here") == 1
+    assert caplog.text.count("Not known to resume exactly") == 1
