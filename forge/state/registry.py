@@ -21,6 +21,9 @@ from forge.state import adapters, module_state, structure, unregistered
 from forge.state.adapters import Stateful
 from forge.state.structure import Structure
 
+_SHOWN = 4
+"""Number of parameters that one message lists."""
+
 DROPOUTS = (
     nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout
 )  # fmt: skip
@@ -128,7 +131,6 @@ class StateRegistry:
             "states": states,
             "order": now.order,
             "tied": now.tied,
-            "unregistered": unregistered.capture(self.objects, states),
             "evaluating": [name for name, one in self.modules() if not one.training],
             "dropout": {name: one.p for name, one in self.modules() if isinstance(one, DROPOUTS)},
             "frozen": [name for name, p in self.parameters() if not p.requires_grad],
@@ -163,6 +165,7 @@ class StateRegistry:
             states: The result of `read_states`.
         Raises:
             CheckpointError: If something cannot be saved; names it.
+            ConfigError: If an optimizer trains parameters that no object saves; names them.
         """
         for path, module in self.modules():
             module_state.check_kind(path, module)
@@ -177,9 +180,10 @@ class StateRegistry:
             if isinstance(one, torch.nn.Module):
                 module_state.check_loadable(name, captured["states"][name])
                 module_state.check_complete(name, one, captured["states"][name])
-        for sentence in unregistered.nowhere(self.objects, captured["states"]):
-            messages.warn(
-                f"{sentence}. forge saves their values. If they belong to a module, nothing else of"
-                " the module (BatchNorm averages, other buffers) is saved: give the module to"
-                " forge.Run too."
+        if strays := unregistered.strays(self.objects, captured["states"]):
+            problem = (
+                f"{messages.truncate_list(strays, _SHOWN)}: trained, but in no module given to"
+                " forge.Run, so no checkpoint has it. Give that module to forge.Run; put a"
+                " parameter of no module into one: parameters=torch.nn.ParameterList([…])."
             )
+            raise ConfigError([problem], "The call of forge.Run")

@@ -23,7 +23,6 @@ from forge.state import (
     optimizer_state,
     sharing,
     structure,
-    unregistered,
 )
 from forge.state.adapters import Stateful
 from forge.state.module_state import describe, mismatch
@@ -50,7 +49,6 @@ def in_place_targets(
     """
     check(registry, saved)
     found: list[tuple[Any, torch.Tensor | Like]] = list(shardings(registry, saved))
-    found += stray_targets(registry.objects, saved["unregistered"])
     for name, one in registry.objects.items():
         if isinstance(one, torch.nn.Module):
             found += _module_targets(one, saved["states"][name])
@@ -64,8 +62,6 @@ def shardings(registry: StateRegistry, saved: dict[str, Any]) -> Iterator[tuple[
     named = dict(registry.named_parameters())
     if not any(map(shards.is_sharded, named.values())):
         return
-    strays = stray_targets(registry.objects, saved["unregistered"])
-    yield from ((leaf, Like(live)) for leaf, live in strays if shards.is_sharded(live))
     for name, leaf in saved["grads"].items():
         if shards.is_sharded(named.get(name)):
             yield leaf, Like(named[name])
@@ -114,7 +110,6 @@ def load(
     copies = TensorCopies(owned, _known(registry, saved))
     for name in registry.objects:
         put(registry, name, saved["states"][name], copies)
-    load_strays(registry.objects, saved["unregistered"])
     _load_gradients(registry, saved, copies)
     _load_modes(registry, saved)
     refuse(_late_differences(registry, saved))
@@ -182,7 +177,6 @@ def _differences(registry: StateRegistry, saved: dict[str, Any]) -> Iterator[str
         else:
             yield from _object_differences(registry, name, registry.objects[name], saved)
     if registry.objects.keys() == saved["states"].keys():
-        yield from stray_differences(registry.objects, saved["unregistered"])
         yield from _tied_differences(registry.as_built(), saved)
 
 
@@ -272,44 +266,13 @@ def _module_targets(
                     yield saved[key], live.detach()
 
 
-# -- parameters of no module, and tied ones -----------------------------------------------------
-
-
-def stray_differences(objects: Mapping[str, Any], saved: unregistered.Values) -> Iterator[str]:
-    """A sentence for each stray parameter that does not fit."""
-    of_modules = unregistered.in_modules(objects)
-    for name, optimizer in unregistered.optimizers(objects):
-        values = saved.get(name, {})
-        live = {
-            path: parameter.detach()
-            for path, parameter in unregistered.with_paths(optimizer)
-            if path in values or id(parameter) not in of_modules
-        }
-        yield from _leaf_differences(name, live, values)
-
-
-def stray_targets(
-    objects: Mapping[str, Any], saved: unregistered.Values
-) -> Iterator[tuple[Any, torch.Tensor]]:
-    """Saved values, and the parameters that they are loaded into."""
-    for name, optimizer in unregistered.optimizers(objects):
-        values = saved.get(name, {})
-        for path, parameter in unregistered.with_paths(optimizer):
-            if path in values:
-                yield values[path], parameter.detach()
-
-
-def load_strays(objects: Mapping[str, Any], saved: unregistered.Values) -> None:
-    """Restore the values."""
-    for value, parameter in stray_targets(objects, saved):
-        parameter.copy_(value)
+# -- tied parameters ------------------------------------------------------------------------------
 
 
 def _tied_differences(built: Structure, saved: Mapping[str, Any]) -> Iterator[str]:
     """A sentence for each two names that share memory only in a captured state, or only here."""
     states = saved["states"].items()
     known = {f"{name}.{key}" for name, one in states if isinstance(one, Mapping) for key in one}
-    known |= {f"{name}.{key}" for name, one in saved["unregistered"].items() for key in one}
     known.update(*saved["tied"])
     known = {one for one in known & built.names if not (built.own and one.startswith(built.own))}
     for a, b, was_tied in sharing.differences(built.tied, saved["tied"], known):

@@ -1,14 +1,12 @@
 """Objects and parameters that registered objects use and that were not given to `forge.Run`.
 
-Objects are named before the first step. Parameters that an optimizer trains and no registered
-module saves are saved next to the states of the optimizers, by their position there. A bare
-learned parameter needs no module, and a forgotten module would otherwise restart from its initial
-weights, with the momentum of trained ones.
+Both are named before the first step. A forgotten module would restart from its initial weights,
+with the momentum of trained ones.
 """
 
 from __future__ import annotations
 
-import gc
+import inspect
 import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -19,7 +17,6 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
-from forge import messages
 from forge.checkpoint.format import shards
 from forge.checkpoint.format.tensor_encoding import is_plain
 from forge.state.module_state import tensors_in
@@ -33,11 +30,7 @@ _given: weakref.WeakSet[AveragedModel] = weakref.WeakSet()
 
 def problems(objects: Mapping[str, Any]) -> list[str]:
     """A sentence for each schedule, weight average, or optimizer inside another optimizer."""
-    found = list(_sentences(objects))
-    if found:
-        gc.collect()  # objects without references must not be found
-        found = list(_sentences(objects))
-    return found
+    return list(_sentences(objects))
 
 
 def is_held(one: Any, objects: Mapping[str, Any]) -> bool:
@@ -50,23 +43,21 @@ def _sentences(objects: Mapping[str, Any]) -> Iterator[str]:
     _given.update(one for one in objects.values() if isinstance(one, AveragedModel))
     optimizers = {name: one for name, one in objects.items() if isinstance(one, Optimizer)}
     held = {id(one) for name, one in objects.items() for _, one in _inside(name, one, _DEPTH)}
-    # The referrers of a class include its objects: three times faster than reading all objects.
     has_modules = any(isinstance(one, Module) for one in objects.values())
-    averages = [AveragedModel, *AveragedModel.__subclasses__()] if has_modules else []
-    holders = gc.get_referrers(*averages, *optimizers.values())
-    for one in holders:
-        if isinstance(one, AveragedModel) and id(one) not in held and one not in _given:
+    names = {id(one): name for name, one in optimizers.items()}
+    for one in _in_script():
+        # The type, since `isinstance` runs the code of objects that stand for others.
+        kind = type(one)
+        if id(one) in held:
+            continue
+        if issubclass(kind, AveragedModel) and has_modules and one not in _given:
             yield (
-                f"the averages of the {type(one).__name__} are not saved. Give it to forge.Run, as"
+                f"the averages of the {kind.__name__} are not saved. Give it to forge.Run, as"
                 " in forge.Run(…, ema=ema)"
             )
-    names = {id(one): name for name, one in optimizers.items()}
-    dicts = [one for one in holders if type(one) is dict and "last_epoch" in one]
-    owners = gc.get_referrers(*dicts) if dicts else []  # the schedules of these dicts
-    for one in [*holders, *owners]:
-        if isinstance(one, LRScheduler) and id(one) not in held and id(one.optimizer) in names:
+        if issubclass(kind, LRScheduler) and id(one.optimizer) in names:
             yield (
-                f"the {type(one).__name__} sets the learning rate of"
+                f"the {kind.__name__} sets the learning rate of"
                 f" `{names[id(one.optimizer)]}`, but is not saved. Give it to forge.Run, as in"
                 " forge.Run(…, schedule=schedule)"
             )
@@ -89,6 +80,23 @@ def _sentences(objects: Mapping[str, Any]) -> Iterator[str]:
                     )
 
 
+def _in_script() -> Iterator[Any]:
+    """The objects in the variables of the calling functions, of their modules and their `self`."""
+    frame, seen = inspect.currentframe(), set[int]()
+    while frame is not None:
+        if str(frame.f_globals.get("__name__", "")).partition(".")[0] != "forge":
+            snapshot = frame.f_locals
+            local = dict(snapshot)
+            if type(snapshot) is dict and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+                snapshot.clear()  # before Python 3.13 the frame would keep the objects alive
+            own = getattr(local.get("self"), "__dict__", {})
+            for one in (*frame.f_globals.values(), *local.values(), *own.values()):
+                if id(one) not in seen:
+                    seen.add(id(one))
+                    yield one
+        frame = frame.f_back
+
+
 def _inside(path: str, one: Any, depth: int) -> Iterator[tuple[str, Any]]:
     """An object and the objects in its attributes, each with its path."""
     yield path, one
@@ -98,13 +106,6 @@ def _inside(path: str, one: Any, depth: int) -> Iterator[tuple[str, Any]]:
             for inner in many:
                 if hasattr(inner, "__dict__") and not isinstance(inner, type):
                     yield from _inside(f"{path}.{key}", inner, depth - 1)
-
-
-_SHOWN = 4
-"""Number of parameters that one message lists."""
-
-Values = dict[str, dict[str, Any]]
-"""By the name of an optimizer: position in it -> tensor."""
 
 
 def with_paths(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.nn.Parameter]]:
@@ -121,40 +122,6 @@ def optimizers(objects: Mapping[str, Any]) -> Iterator[tuple[str, torch.optim.Op
             yield name, one
 
 
-def in_modules(objects: Mapping[str, Any]) -> set[int]:
-    """The `id` of each parameter of the modules among some objects."""
-    modules = (one for one in objects.values() if isinstance(one, torch.nn.Module))
-    return {id(parameter) for one in modules for parameter in one.parameters()}
-
-
-def capture(objects: Mapping[str, Any], states: Mapping[str, Any]) -> Values:
-    """Values of the stray parameters.
-
-    Includes trained parameters that a module leaves out of its `state_dict`, but not untrained
-    ones.
-
-    Args:
-        states: The results of the objects' `state_dict`.
-    """
-    of_modules = in_modules(objects)
-    saved = {
-        _memory(leaf)
-        for name, one in objects.items()
-        if isinstance(one, torch.nn.Module)
-        for leaf in states[name].values()
-        if _is_plain(leaf)
-    }
-    found: Values = {}
-    for name, optimizer in optimizers(objects):
-        for path, parameter in with_paths(optimizer):
-            is_trained = parameter.requires_grad or parameter in optimizer.state
-            if id(parameter) in of_modules and not (is_trained and _is_plain(parameter)):
-                continue
-            if not (_is_plain(parameter) and _memory(parameter) in saved):
-                found.setdefault(name, {})[path] = parameter.detach()
-    return found
-
-
 def _is_plain(value: Any) -> bool:
     return is_plain(shards.local(value))
 
@@ -164,9 +131,12 @@ def _memory(tensor: torch.Tensor) -> tuple[Any, ...]:
     return (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
 
 
-def nowhere(objects: Mapping[str, Any], states: Mapping[str, Any]) -> Iterator[str]:
-    """A sentence for each optimizer with parameters that are in no other object's state."""
-    of_modules = in_modules(objects)
+def strays(objects: Mapping[str, Any], states: Mapping[str, Any]) -> list[str]:
+    """Parameters that an optimizer trains and no other object saves, by their position in it.
+
+    Args:
+        states: The results of the objects' `state_dict`.
+    """
     named = dict(optimizers(objects))
     saved = {
         _memory(leaf)
@@ -174,15 +144,18 @@ def nowhere(objects: Mapping[str, Any], states: Mapping[str, Any]) -> Iterator[s
         if name not in named
         for leaf in filter(_is_plain, tensors_in(state))
     }
-    for name, optimizer in named.items():
-        found = [
-            path
-            for path, parameter in with_paths(optimizer)
-            if id(parameter) not in of_modules
-            and not (_is_plain(parameter) and _memory(parameter) in saved)
-        ]
-        if found:
-            yield (
-                f"{name} trains parameters that are in no other object given to forge.Run"
-                f" ({messages.truncate_list(found, _SHOWN)})"
-            )
+    of_modules = {
+        id(parameter)
+        for name, one in objects.items()
+        if isinstance(one, Module)
+        for key, parameter in one.named_parameters(remove_duplicate=False)
+        if key in states[name]
+    }
+    return [
+        f"{name}.{path}"
+        for name, optimizer in named.items()
+        for path, parameter in with_paths(optimizer)
+        if parameter.requires_grad or parameter in optimizer.state
+        if id(parameter) not in of_modules
+        if not (_is_plain(parameter) and _memory(parameter) in saved)
+    ]

@@ -100,7 +100,7 @@ class TrainState(Watcher):
         def saved() -> dict[str, Any]:
             if live is None:
                 return self.live.read_states()
-            return {**live["states"], "unregistered": live["unregistered"], ".grad": live["grads"]}
+            return {**live["states"], ".grad": live["grads"]}
 
         self._own.check_alone(self.live.given, saved)
 

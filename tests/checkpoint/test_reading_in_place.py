@@ -172,12 +172,6 @@ def wide_averages():
     return {"model": model, "optimizer": optimizer}
 
 
-def with_bare():
-    model = nn.Linear(30, 30)
-    bare = nn.Parameter(torch.rand(500))
-    return {"model": model, "optimizer": torch.optim.SGD([*model.parameters(), bare])}
-
-
 def hooked():
     model = nn.Linear(30, 30)
     model.register_state_dict_post_hook(
@@ -231,7 +225,6 @@ CASES = {
     "hooks": (hooked, hooked),
     "hooks that exchange": (lambda: {"m": swapped()}, lambda: {"m": swapped()}),
     "hooks that exchange, below": (swapped_below, swapped_below),
-    "a parameter of no module": (with_bare, with_bare),
     "the same twice": (
         lambda: dict.fromkeys("ab", nn.Linear(30, 30)),
         lambda: dict.fromkeys("ab", nn.Linear(30, 30)),
