@@ -118,7 +118,7 @@ _EXACT = "give it a state_dict and load_state_dict that restore its place, and `
 
 
 def doubts(loader: Any) -> Iterator[str]:
-    """What is not known to resume exactly, each with the remedy."""
+    """Kinds of a loader and its parts that are not in the list, each with the remedy."""
     name, dataset = type(loader).__name__, getattr(loader, "dataset", None)
     is_dataloader, workers = isinstance(loader, DataLoader), getattr(loader, "num_workers", 0)
     # Workers of a loader that is read again draw the same numbers, if each pass starts new ones.

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -55,8 +54,6 @@ class StateRegistry:
             self.objects[name] = adapters.unwrapped(one)
         self._built: Structure | None = None
         """The structure of the objects as the script built them; None before `check_savable`."""
-        self._groups: list[tuple[torch.optim.Optimizer, list[list[torch.Tensor]]]] = []
-        """The optimizers, and the parameters of their groups at the start."""
         self.optimizers = [o for o in self.objects.values() if isinstance(o, torch.optim.Optimizer)]
         """The registered optimizers."""
 
@@ -96,23 +93,6 @@ class StateRegistry:
         """This rank's part of the parameters."""
         return (shards.local(one) for _, one in self.parameters())
 
-    def check_groups(self) -> None:
-        """Refuse changes to the groups of optimizers, before they are saved; cheap for each step.
-
-        Raises:
-            ConfigError: Names the optimizer.
-        """
-        for optimizer, groups in self._groups:
-            now = [group["params"] for group in optimizer.param_groups]
-            is_same = len(now) == len(groups)
-            for before, after in zip(groups, now, strict=False):
-                # Compared by identity: `==` of tensors compares their elements.
-                is_same = is_same and len(before) == len(after)
-                is_same = is_same and all(map(operator.is_, before, after))
-            if not is_same:
-                name = self.name_of(optimizer)
-                structure.refuse_groups(name, groups, now, self.as_built().order[name])
-
     def capture(self, states: dict[str, Any] | None = None) -> dict[str, Any]:
         """The state of all objects, including gradients that are being accumulated.
 
@@ -130,17 +110,12 @@ class StateRegistry:
             "kinds": {name: adapters.class_name(one) for name, one in self.objects.items()},
             "states": states,
             "order": now.order,
-            "tied": now.tied,
             "evaluating": [name for name, one in self.modules() if not one.training],
             "dropout": {name: one.p for name, one in self.modules() if isinstance(one, DROPOUTS)},
             "frozen": [name for name, p in self.parameters() if not p.requires_grad],
             "buckets": self._buckets(),
             "grads": {name: p.grad for name, p in self.parameters() if p.grad is not None},
         }
-
-    def as_built(self) -> Structure:
-        """The structure of the objects as the script built them."""
-        return self._built or structure.built(self.objects, self.read_states())
 
     def _buckets(self) -> dict[str, list[int]]:
         """The order in which DDP sums gradients over several ranks."""
@@ -171,9 +146,6 @@ class StateRegistry:
             module_state.check_kind(path, module)
         states = self.read_states() if states is None else states
         self._built = structure.built(self.objects, states)
-        self._groups = [
-            (one, [list(group["params"]) for group in one.param_groups]) for one in self.optimizers
-        ]
         captured = self.capture(states)
         Store.check_savable(captured)
         for name, one in self.objects.items():

@@ -21,14 +21,12 @@ from forge.state import (
     adapters,
     module_state,
     optimizer_state,
-    sharing,
     structure,
 )
 from forge.state.adapters import Stateful
 from forge.state.module_state import describe, mismatch
 from forge.state.optimizer_state import TensorCopies
 from forge.state.registry import DROPOUTS, StateRegistry
-from forge.state.structure import Structure
 
 _SHOWN = 8
 """Number of differences that one error lists."""
@@ -176,8 +174,6 @@ def _differences(registry: StateRegistry, saved: dict[str, Any]) -> Iterator[str
             yield f"{name}: is in the checkpoint, but was not given to forge.Run"
         else:
             yield from _object_differences(registry, name, registry.objects[name], saved)
-    if registry.objects.keys() == saved["states"].keys():
-        yield from _tied_differences(registry.as_built(), saved)
 
 
 def _object_differences(
@@ -264,20 +260,6 @@ def _module_targets(
                 key = f"{path}.{name}" if path else name
                 if key in saved and id(live) not in theirs:
                     yield saved[key], live.detach()
-
-
-# -- tied parameters ------------------------------------------------------------------------------
-
-
-def _tied_differences(built: Structure, saved: Mapping[str, Any]) -> Iterator[str]:
-    """A sentence for each two names that share memory only in a captured state, or only here."""
-    states = saved["states"].items()
-    known = {f"{name}.{key}" for name, one in states if isinstance(one, Mapping) for key in one}
-    known.update(*saved["tied"])
-    known = {one for one in known & built.names if not (built.own and one.startswith(built.own))}
-    for a, b, was_tied in sharing.differences(built.tied, saved["tied"], known):
-        live, old = structure.tied_in_words(was_tied=was_tied)
-        yield mismatch(f"{a} and {b}", old, live)
 
 
 def refuse(differences: Iterable[str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -55,22 +55,3 @@ def groups(named: Iterable[tuple[str, Any]]) -> list[list[str]]:
             found.append([*names[id_]])
             last = device, end
     return sorted(sorted(group) for group in found if len(group) > 1)
-
-
-def differences(
-    expected: list[list[str]], found: list[list[str]], known: Collection[str]
-) -> Iterator[tuple[str, str, bool]]:
-    """Pairs of names that share memory in only one of two lists of groups.
-
-    Args:
-        known: Names that are in both; others are ignored.
-    Returns:
-        The two names, and whether they were expected to share.
-    """
-    for ours, theirs, is_expected in ((expected, found, True), (found, expected, False)):
-        place = {name: number for number, group in enumerate(theirs) for name in group}
-        for group in ours:
-            first, *others = [name for name in group if name in known] or [""]
-            for name in others:
-                if first not in place or place.get(name) != place[first]:
-                    yield first, name, is_expected

@@ -65,13 +65,11 @@ class TrainState(Watcher):
         Raises:
             ConfigError: Names it.
         """
-        self.live.check_groups()
         self._loops.fixed.check()
 
     def capture(self) -> dict[str, Any]:
         """Everything that a checkpoint contains."""
         self._metrics.flush()
-        self.live.check_groups()
         self._updater.settle()
         live = self.live.capture()
         self.check_own(live)

@@ -17,7 +17,7 @@ from forge.checkpoint import files
 from forge.checkpoint.format import tensor_encoding
 from forge.checkpoint.format.manifest import entry_of
 from forge.config.schema import Verify
-from forge.errors import DamagedCheckpoint, StateMismatch
+from forge.errors import DamagedCheckpoint
 from forge.state import restoring
 from forge.state.registry import StateRegistry
 
@@ -267,25 +267,6 @@ def test_the_same_bits_as_by_copies(small_chunks, store, case):
         assert content(live) != begin
         found.append((content(live), aliases(live), str(live.capture())))
     assert found[0] == found[1]
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        (tied, lambda: tied(False)),
-        (lambda: tied(False), tied),
-        (lambda: flat(200), lambda: flat(50)),
-    ],
-    ids=["tied no more", "tied now", "overlap"],
-)
-def test_memory_that_is_shared_otherwise_is_a_misfit(small_chunks, store, old, new):
-    """Loading would drop one of two saved tensors."""
-    save(store, StateRegistry({"m": old()}))
-    live = StateRegistry({"m": new()})
-    before = content(live)
-    with pytest.raises(StateMismatch, match=r"m\.\S+ and m\.\S+: (one|two) tensor"):
-        resume(store, live)
-    assert content(live) == before
 
 
 def test_hooks_that_exchange_keys_lose_nothing(store):
