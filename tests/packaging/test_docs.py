@@ -18,6 +18,7 @@ import readme
 import warm
 import yaml
 from repository import ROOT, files, tree
+from size import threads
 
 from forge.config.conversion import known_keys
 from forge.config.schema import SignalAction
@@ -80,26 +81,6 @@ def test_every_file_and_test_that_a_doc_names_exists():
         for path, test in re.findall(pattern, text_of(name)):
             assert exists(path), f"{name}: {path}"
             assert not test or test in anchors(path), f"{name}: {path}::{test}"
-
-
-def threads(module):
-    """The name of every thread, timer or executor that a module starts."""
-    found = []
-    for node in ast.walk(module):
-        if isinstance(node, ast.Call) and (name := ast.unparse(node.func).rpartition(".")[2]) in (
-            "Thread", "Timer", "ThreadPoolExecutor", "ProcessPoolExecutor", "start_new_thread"
-        ):  # fmt: skip
-            given = [
-                word.value for word in node.keywords if word.arg in ("name", "thread_name_prefix")
-            ]
-            texts = [
-                c.value
-                for one in [*given, *node.args]
-                for c in ast.walk(one)
-                if type(c) is ast.Constant
-            ]
-            found.append(next((t for t in texts if isinstance(t, str)), name))
-    return found
 
 
 def test_the_threads_are_the_ones_there_are():
