@@ -29,6 +29,7 @@ from forge.errors import CheckpointError, ConfigError, StateMismatch
 from forge.state.adapters import read_state
 
 _LOADER = "loader"
+_EPOCH = ".epoch"
 
 
 class LoaderParts:
@@ -59,6 +60,8 @@ class LoaderParts:
                 parts[f"{name}.generator"] = generator.get_state()
             if is_place:
                 continue
+            if hasattr(one, "set_epoch") and isinstance(getattr(one, "epoch", None), int):
+                parts[f"{name}{_EPOCH}"] = one.epoch
             if loaders.has_state(one):
                 # A copy: the part can continue to change the list that it returned.
                 parts[name] = copy.deepcopy(read_state(f"the {name}", one))
@@ -74,7 +77,7 @@ class LoaderParts:
             StateMismatch: If a part no longer exists.
         """
         owners = self._owners()
-        for name, part in parts.items():
+        for name, part in self._without_epochs(parts):
             if name not in owners:
                 raise StateMismatch(
                     f"data: the checkpoint has the state of the loader's {name}, but the loader has"
@@ -85,13 +88,24 @@ class LoaderParts:
     def restore_present(self, parts: dict[str, Any]) -> None:
         """Restore what the loop has changed since the epoch began, such as a sampler's weights."""
         owners = self._owners()
-        for name, part in parts.items():
+        for name, part in self._without_epochs(parts):
             one = owners.get(name)
             is_generator = isinstance(one, torch.Generator)
             if one is None:
                 continue
             if is_generator or fingerprint(one.state_dict()) != fingerprint(part):
                 _restore(one, part)
+
+    def _without_epochs(self, parts: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+        """Restore the epochs of the samplers; yields the other parts."""
+        owners = self._owners()
+        for name, part in parts.items():
+            if name.endswith(_EPOCH):
+                owner = owners.get(name.removesuffix(_EPOCH))
+                if owner is not None:
+                    owner.set_epoch(part)
+            else:
+                yield name, part
 
     def _owners(self) -> dict[str, Any]:
         samplers = loaders.samplers(self._loader)

@@ -186,20 +186,3 @@ class Ramps(torch.utils.data.Sampler):
         if not self.drop_last:
             yield from (one.tolist() for one in order if len(one) < self.batch_size)
         self.batch_size, self.drop_last = self.batch_size + 1, not self.drop_last
-
-
-def test_a_batch_sampler_that_changes_itself_resumes(run):
-    """Its numbers and its flags are saved: of `drop_last` nothing was."""
-
-    def attempt(name, crash_at=None):
-        seen, loader = [], DataLoader(Numbers(7), batch_sampler=Ramps())
-        with run(name) as training:
-            for step, batch in training.steps(10, loader):
-                if step == crash_at:
-                    raise Crash
-                seen.append(batch.tolist())
-        return seen
-
-    with pytest.raises(Crash):
-        attempt("job", crash_at=5)
-    assert attempt("job") == attempt("undisturbed")[5:]

@@ -14,7 +14,7 @@ def test_a_generator_that_loader_and_loop_share_goes_on_for_both(stop_and_compar
 def test_the_generator_of_a_sampler_inside_another_batch_sampler(stop_and_compare):
     """Accelerate divides the batches of a loader among ranks in such a way."""
     job = stop_and_compare("step 13", SCRIPT, loop="nested")
-    assert "iterates the EverySecond again" in job.output
+    assert "the order of a EverySecond: give it set_epoch" in job.output
 
 
 @pytest.mark.parametrize("workers", few(1, [2, 0]))

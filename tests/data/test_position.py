@@ -449,6 +449,7 @@ def test_what_cannot_be_exact_is_named_and_nothing_else_is():
         DataLoader(numbers, shuffle=True, batch_size=None),
         DataLoader(numbers, batch_sampler=BatchSampler(weighted, 2, False)),
         DataLoader(numbers, batch_sampler=ShufflesInPlace()),
+        Shuffled(),
     ):
         assert sentences(exact) == "", exact
     stateful = StatefulDataLoader(numbers, **workers)
@@ -458,7 +459,6 @@ def test_what_cannot_be_exact_is_named_and_nothing_else_is():
     assert "a DataLoader over samples of a Stream: use torchdata's" in sentences(
         DataLoader(Stream())
     )
-    assert "a Shuffled: give it a state_dict" in sentences(Shuffled())
     assert "a Moving: give it a state_dict" in sentences(Moving(numbers))
     assert "a list_iterator: give it a state_dict" in sentences(iter([1]))
     for unknown in (

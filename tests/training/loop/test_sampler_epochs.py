@@ -75,6 +75,19 @@ def test_a_converted_script_trains_on_the_batches_of_the_plain_one(call, loop, t
     assert small_scripts.last_line(killed[1]) == small_scripts.last_line(plain)
 
 
+def test_an_epoch_that_was_set_after_the_pass_before_is_put_back(tmp_path):
+    """A resumed job does not run that code again: the epoch is part of the saved position."""
+    plain = PLAIN + "    sampler.set_epoch(epoch + 1)\n"
+    (plain_end,) = small_scripts.starts(tmp_path / "plain", SCRIPT.format(call="after", loop=plain))
+    every = "    run.every(epochs=1)(lambda step: sampler.set_epoch(run.epoch + 1))\n"
+    loop = CONVERTED.replace("    for epoch in run.epochs", f"{every}    for epoch in run.epochs")
+    killed = small_scripts.starts(
+        tmp_path / "killed", SCRIPT.format(call="after", loop=loop), "7:KILL"
+    )
+    assert [start.returncode for start in killed] == [-9, 0]
+    assert small_scripts.last_line(killed[1]) == small_scripts.last_line(plain_end)
+
+
 def test_an_order_that_is_the_same_in_two_passes_is_named_once(tmp_path):
     """Half of all training scripts forget to call `set_epoch`."""
     (never,) = small_scripts.starts(tmp_path / "1", SCRIPT.format(call="never", loop=CONVERTED))
