@@ -172,17 +172,3 @@ def test_a_sampler_made_anew_for_each_epoch_is_no_change(run):
     with pytest.raises(Crash):
         attempt(crash_at=4)
     assert len(attempt()) == 5
-
-
-class Ramps(torch.utils.data.Sampler):
-    """Changes itself from epoch to epoch, and a flag of it is part of that."""
-
-    def __init__(self):
-        self.batch_size, self.drop_last = 2, False
-
-    def __iter__(self):
-        order = torch.arange(7).split(self.batch_size)
-        yield from (one.tolist() for one in order if len(one) == self.batch_size)
-        if not self.drop_last:
-            yield from (one.tolist() for one in order if len(one) < self.batch_size)
-        self.batch_size, self.drop_last = self.batch_size + 1, not self.drop_last
