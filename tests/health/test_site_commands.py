@@ -57,8 +57,6 @@ def test_a_command_that_hangs_is_killed_with_what_it_has_started(tmp_path):
     found = answer([*SHELL, script], tmp_path, timeout_s=1.0)
     assert found.finding.is_failed
     assert found.finding.value == "no answer within 1 s"
-    if found.left is not None:  # only on a busy machine
-        until(lambda: not found.left.is_alive(), "end of the check, so that it can be made again")
     for name in ("self", "child"):
         pid = int((tmp_path / name).read_text())
         until(lambda pid=pid: is_gone(pid), "end of the command")

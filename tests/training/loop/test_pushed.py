@@ -295,7 +295,7 @@ def test_calls_that_cannot_be_meant_say_what_to_do(run):
         with pytest.raises(forge.ForgeError, match="call `start = run"):
             one.boundary(1, taken=0)
         one.begin()
-        with pytest.raises(forge.ForgeError, match="call it once"):
+        with pytest.raises(forge.ForgeError, match="was called after another loop"):
             one.begin()
         for step in (0, True, 1.5):
             with pytest.raises(forge.ForgeError, match="expected the number of steps done"):

@@ -101,7 +101,7 @@ def test_a_loader_that_raises_when_it_is_asked_for_its_state_is_named_before_the
     with pytest.raises(forge.Exit) as caught:
         run_all()
     assert (caught.value.code, seen) == (78, [])
-    assert "the loader given to run.steps: test_refused_in_time.Prepared" in caught.value.text
+    assert "the loader: test_refused_in_time.Prepared" in caught.value.text
     assert "AttributeError" in caught.value.text
     (error,) = events(tmp_path, "error")
     assert error["code"] == 78
@@ -112,4 +112,4 @@ def test_a_second_loader_that_raises_is_named_as_well(tmp_path):
     with pytest.raises(forge.Exit) as caught, a_run(tmp_path, model=model, o=optimizer) as run:
         next(run.steps(4, [0], Prepared(range(8))))
     assert caught.value.code == 78
-    assert "the loader given to run.steps: test_refused_in_time.Prepared" in caught.value.text
+    assert "the loader: test_refused_in_time.Prepared" in caught.value.text
