@@ -169,7 +169,7 @@ def of(*kinds):
 def test_a_preempted_job_saves_and_comes_back_once(job, undisturbed):
     """With a grace time the job requeues itself."""
     assert_same_job(job, undisturbed)
-    assert job.shown["JobState"] == "COMPLETED"
+    wait_for(lambda: job.shown["JobState"] == "COMPLETED", "the end in Slurm")
     assert job.restarts == 1
     assert job.repeated[-1] in (0, 1)
     assert job.counts["preemptions"] == 2, "the signal that was sent by hand is one"
@@ -179,7 +179,7 @@ def test_a_preempted_job_saves_and_comes_back_once(job, undisturbed):
 def test_a_job_that_is_preempted_without_a_grace_time_comes_back_once(job, undisturbed):
     """Slurm has requeued it already."""
     assert_same_job(job, undisturbed)
-    assert job.shown["JobState"] == "COMPLETED"
+    wait_for(lambda: job.shown["JobState"] == "COMPLETED", "the end in Slurm")
     assert job.restarts == 1
     assert len(job.repeated) == 1
     assert job.repeated[0] <= 1

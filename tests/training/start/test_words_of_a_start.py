@@ -69,9 +69,9 @@ import os, forge, torch
 model = torch.nn.Linear(256, 256)
 policy = {"checkpoint": {"dir": "ck", "every_steps": 1, "async_save": False, "keep_last": 1}}
 with forge.Run(policy, model=model) as run:
-    for step in run.steps(9):
-        if step == 2:
-            with open("full", "wb", buffering=0) as file:
+    for step in run.steps(40):
+        if step >= 2:  # again: a checkpoint that is removed later makes room
+            with open("full", "ab", buffering=0) as file:
                 try:
                     while True:
                         file.write(bytes(1 << 12))
